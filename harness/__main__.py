@@ -1,0 +1,37 @@
+"""Compose the configuration, instantiate it once, run, report. It reads like a table of contents."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from harness.run.command import check_arguments, execute
+from harness.types import UserError
+
+CONF = str(Path(__file__).parents[1] / "conf")
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="config")
+def main(cfg: DictConfig) -> None:
+    """One run; the last printed line is its folder."""
+    try:
+        folder, failed = execute(cfg, list(HydraConfig.get().overrides.task))
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    print(folder)
+    if failed:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        check_arguments(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    main()

@@ -1,0 +1,51 @@
+"""Bytes: measured from the tensors a store holds, and predicted from shapes alone. It knows no model and no policy names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from harness.kv.shape import LayerShape, ModelShape
+from harness.stages.protocols import Codec
+from harness.stages.stack import Stack
+from harness.types import Bytes
+
+
+def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
+    """Sum (byte kind, tensor) pairs: logical is what the elements take, allocated what their storages hold, each storage once."""
+    logical: dict[str, int] = {}
+    allocated: dict[str, int] = {}
+    storages: set[int] = set()
+    for kind, tensor in tensors:
+        logical[kind] = logical.get(kind, 0) + tensor.numel() * tensor.element_size()
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in storages:
+            storages.add(storage.data_ptr())
+            allocated[kind] = allocated.get(kind, 0) + storage.nbytes()
+    return Bytes(logical, allocated)
+
+
+def encoded_rows(codec: Codec, n: int) -> int:
+    """Of n rows, how many have left the exact tail."""
+    return max(n - codec.residual, 0) // codec.block * codec.block
+
+
+def _side(codec: Codec, h: int, n: int, d: int, itemsize: int) -> int:
+    ready = encoded_rows(codec, n)
+    return sum(codec.nbytes(h, ready, d, itemsize)) + h * (n - ready) * d * itemsize
+
+
+def _layer(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> int:
+    if layer.window is not None:
+        return layer.held(seen) * layer.row_bytes(itemsize)
+    rows = _side(stack.keys, layer.heads, n, layer.d_key, itemsize) + _side(stack.values, layer.heads, n, layer.d_value, itemsize)
+    evicted = stack.keep is not None and n < seen
+    positions = 4 * layer.heads * n if evicted else 0
+    state = 4 * layer.heads * n if stack.keeps_state else 0
+    return rows + positions + state
+
+
+def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
+    """Bytes of a store that holds n rows per full layer and head after `seen` tokens: the closed formula, scratch excluded."""
+    return sum(_layer(stack, layer, n, itemsize, seen) for layer in shape.layers)

@@ -1,0 +1,33 @@
+"""Attention statistics computed beside attention, in query blocks; it knows no model and changes no output.
+
+Never an N x N matrix: memory is one block of scores.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK_ELEMENTS = 1 << 20  # scores in one block (4 MiB of fp32): large enough for a fast matmul, small enough for the cache
+
+
+def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float) -> Tensor:
+    """For every row, the sum over the L newest queries of the attention it receives, [H, N] fp32, mean over each query group.
+
+    The L queries belong to the last L rows; query i sees the rows up to its own. Exact softmax in fp32.
+    """
+    (n_q, n_new, d), (h, n, _) = q_QLD.shape, k_HND.shape
+    group, past = n_q // h, n - n_new
+    q_HLGD = (q_QLD.float() * scaling).reshape(h, group, n_new, d).transpose(1, 2)
+    k_HDN = k_HND.float().transpose(1, 2)
+    sums_HN = torch.zeros(h, n, device=k_HND.device)
+    block = max(1, BLOCK_ELEMENTS // (h * group * n))
+    for start in range(0, n_new, block):
+        stop = min(start + block, n_new)
+        rows, seen = stop - start, past + stop
+        s_HRGN = (q_HLGD[:, start:stop].reshape(h, rows * group, d) @ k_HDN[:, :, :seen]).view(h, rows, group, seen)
+        if rows > 1:
+            hidden_R1R = torch.ones(rows, rows, dtype=torch.bool, device=k_HND.device).triu(1)[:, None]
+            s_HRGN[..., past + start :].masked_fill_(hidden_R1R, float("-inf"))
+        sums_HN[:, :seen] += s_HRGN.softmax(-1).sum((1, 2))
+    return sums_HN / group

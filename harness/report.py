@@ -1,0 +1,63 @@
+"""The command `python -m harness.report RUN... --out F`: one table and one page from several run folders."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.run import dashboard, table
+from harness.run.pareto import rank
+from harness.run.points import load_records, points
+from harness.run.report import newest_manifest
+from harness.types import UserError
+
+
+def merge(folders: Sequence[Path], out: Path) -> None:
+    """Print the merged table and write one dashboard; points of different runs are never ranked against each other.
+
+    A record that stands in several folders (a copied run) counts once, as the last folder has it.
+
+    Raises:
+        UserError: a folder is missing or holds no records of ours.
+    """
+    latest: dict[str, dict[str, Any]] = {}
+    manifests: dict[str, dict[str, Any]] = {}
+    total = 0
+    for folder in folders:
+        loaded = load_records(folder)
+        total += len(loaded) + loaded.duplicates
+        latest |= {record["key"]: record for record in loaded}
+        manifest = newest_manifest(folder)
+        if manifest is not None:
+            manifests |= {record["run_id"]: manifest for record in loaded}
+        if loaded.half_written:
+            print(f"{folder}: {loaded.half_written} half-written record(s) passed over")
+    records = list(latest.values())
+    if not records:
+        raise UserError(f"no records in {', '.join(map(str, folders))}: every line there is half-written")
+    if total > len(records):
+        print(f"{total - len(records)} earlier record(s) with the key of a later one: the latest counts")
+    table.show(rank(points(records)))
+    dashboard.write(records, out, manifests)
+    print(out)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 2 with one line on what is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m harness.report", description="Merge runs into one table and page.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, such as results/<run_id>")
+    parser.add_argument("--out", type=Path, default=Path("dashboard.html"), metavar="F", help="page to write")
+    options = parser.parse_args(arguments)
+    try:
+        merge(options.runs, options.out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What `python -m harness` does between the configuration and the printed folder; it knows no stage and no task."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.kv.attention import NAME
+from harness.kv.compat import shape_of
+from harness.lm.engine import Engine
+from harness.lm.load import ModelSpec, load
+from harness.run import identity
+from harness.run.cells import Cell, build, cells, key_of
+from harness.run.report import write_all
+from harness.run.runner import Runner, Setup
+from harness.run.store import Store
+from harness.run.table import show
+from harness.run.waves import parse_bytes
+from harness.types import Example, Task, Tokens, UserError, require
+
+NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress")
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse, before Hydra reads them, the two spellings of several stacks that it would merge or not understand."""
+    sweeps = any(a in ("-m", "--multirun") for a in arguments)
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key_of(argument) == "compress" and value.startswith("["):
+            raise UserError(f"{argument} is not possible: compress takes one stack; several are stacks={value}")
+        plain = "=" in argument and not argument.startswith("-") and not any(c in value for c in "[{('\"")
+        if plain and "," in value and not sweeps:
+            several = f"stacks=[{value}]" if key == "compress" else f"-m {argument}"
+            raise UserError(f"{argument} has a comma, which asks for several runs: use {several}, or quote the value")
+
+
+def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
+    """Run one configuration; returns (run folder, failed records). UserError before any model loads where possible."""
+    _quiet()
+    found = cells(cfg, overrides)
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    limit = config["limit"]
+    require(limit is None or (isinstance(limit, int) and limit > 0), "limit", limit, "a positive number of examples or null")
+    memory = parse_bytes("memory_limit", config["memory_limit"])
+    spec: ModelSpec = build(config["model"], "model")
+    task: Task = build(config["task"], "task")
+    corpus = build(config["corpus"], "corpus") if getattr(task, "needs_corpus", True) else None
+    spec.check()
+    _check_heads(found, spec)
+
+    lm = load(spec, NAME)
+    engine = Engine(lm.model, lm.kv_dtype, lm.eos_ids)
+    examples = _examples(task, lm.tokens, corpus, config, limit)
+    run = identity.run_id(spec.name, task.name, {k: v for k, v in config.items() if k not in NOT_IDENTITY})
+    store = Store(Path(config["results_dir"]) / run)
+    about_corpus = {} if corpus is None else {"name": corpus.name, "licence": corpus.licence, "sha256": corpus.digest}
+    manifest = identity.manifest(config, lm.identity, about_corpus, [cell.name for cell in found])
+    store.write_manifest(manifest)
+    keyed = {"model": dict(lm.identity), "code": manifest["code_sha256"], "versions": identity.versions()}
+    setup = Setup(
+        run_id=run,
+        model=spec.name,
+        identity=keyed,
+        seed=config["seed"],
+        memory_limit=memory,
+        attn=NAME,
+        progress=config["progress"],
+    )
+    runner = Runner(lm, engine, task, found, store, setup)
+    runner.run(examples)
+    show(write_all(store.folder, manifest))
+    return store.folder, len(runner.failures)
+
+
+def _examples(task: Task, tokens: Tokens, corpus: Any, config: dict[str, Any], limit: int | None) -> list[Example]:
+    examples = list(task.examples(tokens, corpus, config["seed"]))
+    if not examples:
+        raise UserError(f"task={task.name} has no examples")
+    return examples[:limit]
+
+
+def _check_heads(found: Sequence[Cell], spec: ModelSpec) -> None:
+    """Group sizes against head dims, from the model's config alone."""
+    shape = shape_of(spec.config())
+    for cell in found:
+        for layer in {(layer.d_key, layer.d_value) for layer in shape.layers}:
+            for role, codec, dim in (("keys", cell.stack.keys, layer[0]), ("values", cell.stack.values, layer[1])):
+                try:
+                    codec.check(dim)
+                except UserError as error:
+                    raise UserError(f"stack {cell.label!r}, {role}: {error}") from None
+
+
+def _quiet() -> None:
+    """Libraries' notes do not belong between a progress bar and a table."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="transformers")

@@ -1,0 +1,149 @@
+"""One self-contained page from the records of one or several runs; it computes no score and draws no figure itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.run import dashboard_figures as figures
+from harness.run import dashboard_html as html
+from harness.run.atomic import replace
+from harness.run.dashboard_heat import heat
+from harness.run.dashboard_page import render, switch
+from harness.run.dashboard_style import Look, looks
+from harness.run.pareto import GROUP, frontier, rank
+from harness.run.point_row import BASE
+from harness.run.points import cells, points
+from harness.types import UserError
+
+TITLE = "What each byte of KV cache buys"
+_LEGEND = (
+    "Large, outlined points are on the frontier: no other point scores better for as few bytes. Lighter points are "
+    "beaten, not dropped. Bars are 95 % intervals; the dotted line and its band are the full cache. Hollow markers: "
+    "simulated storage. Points of one stack are joined by a thin line; the two modes are never joined."
+)
+
+
+def write(
+    records: Sequence[Mapping[str, Any]], path: Path, manifests: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Write the page: a section for each model and task, a panel for each run and mode in it.
+
+    Args:
+        records: Records of one or several runs, as dicts.
+        path: File to write; it appears whole or not at all.
+        manifests: What to say about how a run was made, by run_id.
+
+    Raises:
+        UserError: there are no records.
+    """
+    if not records:
+        raise UserError("there are no records to draw")
+    ranked = rank(points(records))
+    table = looks(ranked["stack"], BASE)
+    content: dict[str, Any] = {"figures": {}, "heat": {}, "titles": figures.X_TITLES}
+    grid = cells(records)
+    sections = [
+        _section(f"s{i}", section, grid, table, content)
+        for i, (_, section) in enumerate(ranked.groupby(["model", "task"], sort=False))
+    ]
+    body = _header(ranked) + "".join(sections) + html.made_with(manifests or {})
+    page = render(f"{TITLE} · {', '.join(ranked['model'].unique())}", body, content)
+    replace(path, lambda draft: draft.write_text(page, encoding="utf-8"))
+
+
+def _header(ranked: pd.DataFrame) -> str:
+    pairs = ranked.groupby(["model", "task"], sort=False)
+    names = " · ".join(f"<b>{escape(str(model))}</b> on {escape(str(task))}" for (model, task), _ in pairs)
+    stacks = ranked.loc[ranked["stack"] != BASE, "stack"].nunique()
+    return (
+        f"<h1>{TITLE}</h1><p class=quiet>{names} · {len(ranked)} points of {stacks} compression stacks and the full"
+        f" cache · runs {escape(', '.join(ranked['run_id'].unique()))}</p>"
+    )
+
+
+def _section(
+    ident: str, section: pd.DataFrame, grid: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]
+) -> str:
+    first = section.iloc[0]
+    better = "higher" if first["higher_is_better"] else "lower"
+    seeds = escape(", ".join(dict.fromkeys(section["seeds"])))
+    counts = sorted(set(section.loc[section["n"] > 0, "n"]))
+    spread = f"{counts[0]}–{counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)
+    volumes = {
+        (group["run_id"], group["query_aware"]): (group["hypervolume"], group["hypervolume_missing"])
+        for group in frontier(section)["groups"]
+    }
+    parts = [
+        f"<section><h2>{escape(first['model'])} · {escape(first['task'])}</h2>",
+        f"<p class=quiet>{escape(first['metric'])}, {better} is better · n = {spread} a point · seed {seeds}</p>",
+        html.facts(section, volumes),
+        _frontier_card(f"{ident}-frontier", section, table, content),
+    ]
+    panels = [panel for _, panel in section.groupby(list(GROUP), sort=False)]
+    parts += [_heat_card(f"{ident}-heat{i}", panel, section, grid, content) for i, panel in enumerate(panels)]
+    parts += [_bytes_card(f"{ident}-bytes{i}", panel, section, table, content) for i, panel in enumerate(panels)]
+    parts += [
+        _card(f"All points, {figures.panel_title(panel, section)}", html.points_table(panel), "click a column to sort")
+        for panel in panels
+    ]
+    parts.append(_card("Not drawn or not ranked", html.not_drawn(section)))
+    return "".join(parts) + "</section>"
+
+
+def _card(title: str, inner: str, note: str = "", controls: Iterable[str] = ()) -> str:
+    quiet = f'<p class="quiet small">{note}</p>' if note else ""
+    right = f'<div class="switches">{"".join(controls)}</div>'
+    return f'<div class="card"><div class="head"><h3>{title}</h3>{right}</div>{quiet}{inner}</div>'
+
+
+def _plot(ident: str, figure: Any, content: dict[str, Any], *, with_bytes: bool) -> str:
+    content["figures"][ident] = figure.to_plotly_json()
+    marked = " data-bytes=yes data-unit=bytes" if with_bytes else ""
+    return f'<div id="{ident}"{marked}></div>'
+
+
+def _frontier_card(ident: str, section: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]) -> str:
+    controls = [
+        switch(ident, "unit", {"bytes": "bytes", "ratio": "share of full"}),
+        switch(ident, "xscale", {"log": "log", "linear": "linear"}),
+    ]
+    if not section["higher_is_better"].iloc[0]:
+        controls.append(switch(ident, "yscale", {"log": "score log", "linear": "score linear"}))
+    inner = _plot(ident, figures.frontier(section, table), content, with_bytes=True)
+    return _card("Quality against KV bytes", inner, _LEGEND, controls)
+
+
+def _heat_card(
+    ident: str, panel: pd.DataFrame, section: pd.DataFrame, grid: pd.DataFrame, content: dict[str, Any]
+) -> str:
+    own = grid
+    for name in GROUP:
+        own = own[own[name] == panel[name].iloc[0]]
+    if own.empty:
+        return ""
+    shown = panel[panel["label"].isin(own["label"])].sort_values("bytes_context")
+    front = shown["on_frontier"] & (shown["stack"] != BASE)
+    groups = {"on the frontier": shown.loc[front, "label"], "others": shown.loc[~front, "label"]}
+    options = "".join(
+        f'<optgroup label="{name}">{"".join(f"<option>{escape(label)}</option>" for label in labels)}</optgroup>'
+        for name, labels in groups.items()
+    )
+    chosen = str(pd.concat(list(groups.values())).iloc[0])
+    figure, content["heat"][ident] = heat(own, chosen)
+    select = f'<label>compare with <select data-plot="{ident}">{options}</select></label>'
+    note = "mean score of a cell; hover for n and interval. †: the full cache scores at chance there"
+    title = f"Where the needle is found, {figures.panel_title(panel, section)}"
+    return _card(title, _plot(ident, figure, content, with_bytes=False), note, [select])
+
+
+def _bytes_card(
+    ident: str, panel: pd.DataFrame, section: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]
+) -> str:
+    note = "allocated bytes by kind, mean over the samples; the marker of the stack stands at the logical bytes"
+    inner = f'<div class="scroll">{_plot(ident, figures.breakdown(panel, table), content, with_bytes=True)}</div>'
+    return _card(f"What the bytes are, {figures.panel_title(panel, section)}", inner, note)

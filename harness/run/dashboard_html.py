@@ -1,0 +1,139 @@
+"""The words and tables of a page: facts, all points, what is not drawn, how it was made; HTML from ranked tables."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from harness.run.dashboard_figures import panel_title
+from harness.run.dashboard_text import flat, mode
+from harness.run.pareto import GROUP
+from harness.run.point_row import BASE
+from harness.run.table import problems
+from harness.run.units import iec, interval_text, score_text, share_text, signed
+
+_COLUMNS = (
+    *("stack and point", "n", "score", "95 %", "vs full", "95 % paired", "verdict", "KV bytes", "of full"),
+    *("logical", "storage", "end of answer", "highest peak", "bits / value", "frontier", "notes"),
+)
+
+
+def facts(section: pd.DataFrame, volumes: Mapping[tuple[str, bool], tuple[float | None, str | None]]) -> str:
+    """One card a panel: the smallest cache that equals the full one, and how the full cache does."""
+    cards = []
+    for _, panel in section.groupby(list(GROUP), sort=False):
+        row = panel.iloc[0]
+        volume, missing = volumes[str(row["run_id"]), bool(row["query_aware"])]
+        area = f"hypervolume {volume:.2f}" if volume is not None else f"no hypervolume: {missing}"
+        warn = panel["discriminative"].eq(False).any()
+        note = "<br><b>Not discriminative:</b> the full cache scores at chance." if warn else ""
+        cards.append(
+            f'<div class="card{" warn" if warn else ""}"><span class="quiet">{panel_title(panel, section)}</span>'
+            f'<b class="big">{_best(panel)}</b><span class="quiet">{_base(panel)} · {escape(area)}{note}</span></div>'
+        )
+    return f'<div class="facts">{"".join(cards)}</div>'
+
+
+def _best(panel: pd.DataFrame) -> str:
+    equal = panel[(panel["vs_full"] == "equal within noise") & (panel["ratio"] < 1) & panel["left_out"].isna()]
+    if equal.empty:
+        return "No smaller cache equals the full one within noise"
+    row = equal.sort_values("bytes_context").iloc[0]
+    return f"{escape(row['label'])} equals the full cache within noise at {share_text(row['ratio'])} of its bytes"
+
+
+def _base(panel: pd.DataFrame) -> str:
+    base = panel[panel["stack"] == BASE]
+    if base.empty or not base["n"].iloc[0]:
+        return "no full-cache score"
+    row = base.iloc[0]
+    score = f"{score_text(row['score'])} {interval_text(row['score_lo'], row['score_hi'])}"
+    return f"full cache {score} at {iec(row['bytes_context'])}, n = {row['n']}, chance {score_text(row['chance'])}"
+
+
+def points_table(panel: pd.DataFrame) -> str:
+    """All points, sortable by column; frontier rows are bold."""
+    head = "".join(f'<th><button type="button">{escape(name)}</button></th>' for name in _COLUMNS)
+    rows = "".join(_row(row) for _, row in panel.sort_values(["bytes_context", "label"]).iterrows())
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _row(row: pd.Series[Any]) -> str:
+    base = row["stack"] == BASE
+    bits = row["effective_bits"]
+    cells = [
+        f"<td>{escape(row['label'])}</td>",
+        _number(row["n"], str(row["n"])),
+        _number(row["score"], score_text(row["score"])),
+        f"<td>{interval_text(row['score_lo'], row['score_hi'])}</td>",
+        _number(row["diff_to_full"], "" if base else signed(row["diff_to_full"])),
+        f"<td>{interval_text(row['diff_lo'], row['diff_hi'])}</td>",
+        f"<td>{'base' if base else escape(row['vs_full'])}</td>",
+        _number(row["bytes_context"], iec(row["bytes_context"])),
+        _number(row["ratio"], share_text(row["ratio"])),
+        _number(row["bytes_logical"], iec(row["bytes_logical"])),
+        f"<td>{escape(row['storage'])}</td>",
+        _number(row["bytes_final"], iec(row["bytes_final"])),
+        _number(row["bytes_peak"], iec(row["bytes_peak"])),
+        _number(bits, f"{bits:.2f}" if math.isfinite(bits) else "–"),
+        f"<td>{'●' if row['on_frontier'] else ''}</td>",
+        f"<td>{escape('; '.join(problems(row)))}</td>",
+    ]
+    kind = "base" if base else "front" if row["on_frontier"] else ""
+    return f'<tr class="{kind}">{"".join(cells)}</tr>' if kind else f"<tr>{''.join(cells)}</tr>"
+
+
+def _number(value: float, text: str) -> str:
+    return f'<td data-v="{"" if math.isnan(value) else f"{value:.8g}"}">{escape(text)}</td>'
+
+
+def not_drawn(section: pd.DataFrame) -> str:
+    """Every point or example that a figure of this section leaves out, by reason, with counts."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for _, row in section.iterrows():
+        name = f"{row['label']} ({mode(row)})"
+        for text in _absences(row):
+            reasons[text].append(name)
+    if not reasons:
+        return '<p class="quiet">Nothing: every point and every example is drawn.</p>'
+    items = "".join(
+        f"<li><b>{len(names)} point{'s' * (len(names) > 1)}</b>: {escape(text)}"
+        f' <span class="quiet">{escape(", ".join(names))}</span></li>'
+        for text, names in reasons.items()
+    )
+    return f"<ul class=small>{items}</ul>"
+
+
+def _absences(row: pd.Series[Any]) -> Iterable[str]:
+    left_out = row["left_out"]
+    if pd.notna(left_out):
+        absent = row["n"] == 0 or "finite" in left_out
+        value = f" (score {score_text(row['score'])})" if math.isinf(row["score"]) else ""
+        error = f" - {row['error']}" if row["n"] == 0 and pd.notna(row["error"]) else ""
+        yield f"{'not drawn' if absent else 'drawn, not ranked'}: {left_out}{value}{error}"
+    if row["bytes_context"] == 0:
+        yield "zero bytes: only on the linear axis, a log axis has no zero"
+    if not row["higher_is_better"] and row["score"] == 0:
+        yield "score zero: only on the linear score axis"
+    words = ("failed", "refused", "truncated", "unscored")
+    counts = ", ".join(f"{row[f'n_{name}']} {name}" for name in words if row[f"n_{name}"]) if row["n"] else ""
+    if counts:
+        error = f" - {row['error']}" if pd.notna(row["error"]) else ""
+        yield f"examples left out of the score: {counts}{error}"
+
+
+def made_with(manifests: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the manifests say, flattened, folded away."""
+    blocks = []
+    for run_id, manifest in manifests.items():
+        pairs = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in flat(manifest))
+        blocks.append(f"<h3>{escape(run_id)}</h3><dl class=small>{pairs}</dl>")
+    if not blocks:
+        return ""
+    title = "<summary>How this was made: versions, machine, configuration</summary>"
+    return f'<details class="card">{title}{"".join(blocks)}</details>'

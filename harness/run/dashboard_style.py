@@ -1,0 +1,90 @@
+"""How a stack looks in every figure of a page, and the plain layout they share; it knows no points.
+
+Colour, marker shape and dash together: no two stacks share both colour and shape, so a page also reads in greyscale and
+for colour-blind readers (palette of Okabe and Ito).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+INK = "#1b1f24"
+MUTED = "#6b7280"
+GRID = "#e8ebef"
+FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5D5D5D")
+_SYMBOLS = (
+    *("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon", "hexagram"),
+    *("triangle-left", "triangle-right", "hourglass", "bowtie", "star-diamond", "hexagon2"),
+)  # 15 shapes and 7 colours have no common factor: 105 different pairs
+_DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
+
+KIND_LOOKS: dict[str, tuple[str, str]] = {
+    "payload": ("#0072B2", ""),
+    "metadata": ("#E69F00", "/"),
+    "tail": ("#56B4E9", "\\"),
+    "positions": ("#009E73", "x"),
+    "state": ("#D55E00", "."),
+    "padding": ("#9AA0A6", "-"),
+    "scratch": ("#CC79A7", "+"),
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, marker symbol and dash of one stack."""
+
+    colour: str
+    symbol: str
+    dash: str
+
+    def marker(self, storage: str) -> str:
+        """The symbol, hollow where the storage is only simulated."""
+        return f"{self.symbol}-open" if storage == "simulated" else self.symbol
+
+    def faded(self, alpha: float) -> str:
+        """The colour with an opacity, as CSS."""
+        red, green, blue = (int(self.colour[i : i + 2], 16) for i in (1, 3, 5))
+        return f"rgba({red},{green},{blue},{alpha})"
+
+
+def looks(stacks: Iterable[str], base: str) -> dict[str, Look]:
+    """One look a stack, the same for the same set of stacks in any order; `base` is always a black star."""
+    table = {base: Look(INK, "star", "solid")}
+    for i, stack in enumerate(sorted(set(stacks) - {base})):
+        dash = _DASHES[(i // (len(_COLOURS) * len(_SYMBOLS)) + i) % len(_DASHES)]
+        table[stack] = Look(_COLOURS[i % len(_COLOURS)], _SYMBOLS[i % len(_SYMBOLS)], dash)
+    return table
+
+
+def layout(**changes: Any) -> dict[str, Any]:
+    """Layout shared by all figures: white, quiet grid, hover names never cut."""
+    return {
+        "template": "none",
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "margin": {"l": 64, "r": 16, "t": 44, "b": 56},
+        "hovermode": "closest",
+        "hoverlabel": {
+            "namelength": -1,
+            "align": "left",
+            "bgcolor": "white",
+            "bordercolor": "#c3c9d1",
+            "font": {"family": FONT, "size": 12, "color": INK},
+        },
+        **changes,
+    }
+
+
+AXIS = {
+    "gridcolor": GRID,
+    "linecolor": "#b6bdc6",
+    "showline": True,
+    "zeroline": False,
+    "ticks": "outside",
+    "ticklen": 4,
+}

@@ -1,0 +1,85 @@
+"""What a point says of itself on hover; it takes one row of a ranked points table and returns a few lines of HTML."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from harness.run.point_row import BASE
+from harness.run.table import problems
+from harness.run.units import iec, interval_text, score_text, share_text, signed
+from harness.types import BYTE_KINDS
+
+_WRAP = 92
+
+
+def hover(row: pd.Series[Any]) -> str:
+    """Name, score, difference, bytes with their parts, budget, status and the full configuration of one point."""
+    lines = [f"<b>{escape(row['label'])}</b>  ·  {mode(row)}", _score(row), *_difference(row), *_bytes(row)]
+    lines += [_budget(row), _status(row)]
+    config = "  ".join(f"{key}={value}" for key, value in flat(json.loads(row["stack_config"])))
+    lines += [f"<i>{escape(line)}</i>" for line in textwrap.wrap(config, _WRAP)]
+    return "<br>".join(lines)
+
+
+def mode(row: pd.Series[Any]) -> str:
+    """Whether the question was seen when compressing, as the page names it everywhere."""
+    return "query-aware" if row["query_aware"] else "query-agnostic"
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and values of a nested configuration; classes by their last name, empty parts left out."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", str(value).rsplit(".", 1)[-1] if key == "_target_" else str(value)
+
+
+def _score(row: pd.Series[Any]) -> str:
+    text = (
+        f"{escape(row['metric'])} <b>{score_text(row['score'])}</b> {interval_text(row['score_lo'], row['score_hi'])}"
+    )
+    return f"{text}  ·  n {row['n']}"
+
+
+def _difference(row: pd.Series[Any]) -> list[str]:
+    if row["stack"] == BASE:
+        return []
+    if not math.isfinite(row["diff_to_full"]):
+        return [f"vs full: none, {escape(str(row['diff_reason']))}"]
+    text = f"vs full {signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])} paired"
+    test = f"  ·  McNemar p {row['mcnemar_p']:.2g}" if math.isfinite(row["mcnemar_p"]) else ""
+    return [f"{text}{test}  ·  {row['vs_full']}"]
+
+
+def _bytes(row: pd.Series[Any]) -> list[str]:
+    total = f"KV <b>{iec(row['bytes_context'])}</b>  ·  {share_text(row['ratio'])} of full ({iec(row['bytes_full'])})"
+    parts = " + ".join(f"{kind} {iec(row[f'allocated_{kind}'])}" for kind in BYTE_KINDS if row[f"allocated_{kind}"] > 0)
+    over = "  <b>(above the full cache)</b>" if row["peak_exceeds_full"] else ""
+    peak = f"highest peak {iec(row['bytes_peak'])}  ·  in prefill {iec(row['bytes_peak_prefill'])}{over}"
+    return [
+        f"{total}  ·  {row['storage']}",
+        f"allocated: {parts or '–'}  ·  logical {iec(row['bytes_logical'])}",
+        f"end of answer {iec(row['bytes_final'])}  ·  {peak}",
+    ]
+
+
+def _budget(row: pd.Series[Any]) -> str:
+    value = "" if math.isnan(row["budget_value"]) else f" {row['budget_value']:g}"
+    named = f"{row['budget_unit']}{value}" if pd.notna(row["budget_unit"]) else f"{value or 'none'}".strip()
+    kept = f"kept {row['tokens_kept']:.0f} of {row['tokens_seen']:.0f} tokens" if row["n"] else "kept –"
+    bits = f"  ·  {row['effective_bits']:.2f} bits a kept value" if math.isfinite(row["effective_bits"]) else ""
+    return f"budget {escape(named)}  ·  {kept}{bits}  ·  phase {row['phase']}, positions {row['positions']}"
+
+
+def _status(row: pd.Series[Any]) -> str:
+    place = "on the frontier" if row["on_frontier"] else "beaten" if pd.isna(row["left_out"]) else ""
+    known = "; ".join(problems(row)) or "all examples ok"
+    return "  ·  ".join(filter(None, (f"status: {escape(known)}", place)))

@@ -1,0 +1,108 @@
+"""What makes two records the same record: run ids, record keys, code and library versions. It knows no record contents."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parents[1]
+KEY_SOURCES = ("types.py", "stages", "kv", "lm")  # what can change a number; reports and plots cannot
+LIBRARIES = ("torch", "transformers", "lm-eval")
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON-able value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def run_id(model: str, task: str, config: Mapping[str, Any]) -> str:
+    """`<model>-<task>-<hash8>`; config is the resolved configuration without stacks, points and limit."""
+    return f"{model}-{task}-{digest(config)[:8]}"
+
+
+def record_key(parts: Mapping[str, Any]) -> str:
+    """Key of one record from everything that decides its content."""
+    return digest(parts)
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that can change a number."""
+    return {name: _version(name) for name in LIBRARIES}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def targets(config: Any) -> Iterator[str]:
+    """Every `_target_` of a configuration tree."""
+    if isinstance(config, Mapping):
+        if isinstance(config.get("_target_"), str):
+            yield config["_target_"]
+        for value in config.values():
+            yield from targets(value)
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from targets(value)
+
+
+@lru_cache
+def _hash_files(paths: tuple[Path, ...]) -> str:
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def code_hash(config: Mapping[str, Any]) -> str:
+    """SHA-256 of the sources a record depends on: our engine room, the task's module, out-of-tree `_target_` files."""
+    files = [p for name in KEY_SOURCES for p in sorted((PACKAGE / name).rglob("*.py")) or [PACKAGE / name]]
+    modules = {target.rsplit(".", 1)[0] for target in targets(config)}
+    for name in sorted(m for m in modules if not m.startswith("harness.")):
+        module = importlib.import_module(name)
+        if module.__file__:
+            files.append(Path(module.__file__))
+    return _hash_files(tuple(files))
+
+
+def manifest(config: Any, model: Mapping[str, Any], corpus: Mapping[str, Any], cells: list[str]) -> dict[str, Any]:
+    """What an invocation was: configuration, versions, machine, revision, digests."""
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": sys.argv[1:],
+        "config": config,
+        "cells": cells,
+        "model": dict(model),
+        "corpus": dict(corpus),
+        "versions": versions() | {"python": platform.python_version(), "kv-harness": _version("kv-harness")},
+        "machine": {"platform": platform.platform(), "processor": platform.machine(), "node": platform.node()},
+        "git_revision": _git_revision(),
+        "code_sha256": code_hash(config if isinstance(config, Mapping) else {}),
+    }
+
+
+def _git_revision() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,55 @@
+"""Everything a run folder holds beside its records, made again from them; it knows no model and runs nothing.
+
+Each file appears whole or not at all, so a reader never sees half a table, and a failing file loses no record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.run import dashboard
+from harness.run.atomic import replace
+from harness.run.pareto import frontier, rank
+from harness.run.points import load_records, points
+
+
+def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None) -> pd.DataFrame:
+    """Write points.csv, points.parquet, frontier.json and dashboard.html of a run folder from its shards.
+
+    Args:
+        run_dir: A folder with records-*.jsonl.
+        manifest: What the page says about how the run was made; the newest of manifests/ when None.
+
+    Returns:
+        The points table with `on_frontier` and `left_out`, ready for `table.show`.
+
+    Raises:
+        UserError: the folder or its records are missing or not ours.
+    """
+    records = load_records(run_dir).records
+    ranked = rank(points(records))
+    replace(run_dir / "points.csv", lambda path: ranked.to_csv(path, index=False))
+    replace(run_dir / "points.parquet", lambda path: ranked.to_parquet(path, index=False))
+    text = json.dumps(frontier(ranked), indent=1, allow_nan=False)
+    replace(run_dir / "frontier.json", lambda path: path.write_text(text, encoding="utf-8"))
+    found = newest_manifest(run_dir) if manifest is None else manifest
+    run_ids = dict.fromkeys(record["run_id"] for record in records)
+    dashboard.write(records, run_dir / "dashboard.html", dict.fromkeys(run_ids, found) if found else None)
+    return ranked
+
+
+def newest_manifest(run_dir: Path) -> dict[str, Any] | None:
+    """The manifest of the last invocation, None where there is none that can be read."""
+    for path in sorted((run_dir / "manifests").glob("*.json"), reverse=True):
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            continue
+        if isinstance(manifest, dict):
+            return manifest
+    return None

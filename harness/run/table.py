@@ -1,0 +1,101 @@
+"""The points table for a terminal; it takes a ranked points table and returns text, and computes nothing.
+
+Works without a terminal too: then the width is fixed.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from harness.run.pareto import GROUP
+from harness.run.point_row import BASE
+from harness.run.units import iec, interval_text, score_text, share_text, signed
+
+WIDTH = 120
+_VERDICTS = {"equal within noise": "= full", "clearly below": "clearly below", "": "–"}
+
+
+def text(ranked: pd.DataFrame, width: int = WIDTH) -> str:
+    """The tables as plain text of a fixed width."""
+    sink = io.StringIO()
+    show(ranked, Console(file=sink, width=width, color_system=None, force_terminal=False))
+    return sink.getvalue()
+
+
+def show(ranked: pd.DataFrame, console: Console | None = None) -> None:
+    """Print one table per run and mode, sorted by bytes, with what could not be scored below it."""
+    if console is None:
+        console = Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
+    for _, group in ranked.groupby(list(GROUP), sort=False):
+        console.print(_table(group))
+
+
+def _table(group: pd.DataFrame) -> Group:
+    first = group.iloc[0]
+    mode = "query-aware" if first["query_aware"] else "query-agnostic"
+    better = "higher" if first["higher_is_better"] else "lower"
+    title = f"{first['model']} · {first['task']} · {mode} · {first['metric']} ({better} is better)"
+    table = Table(
+        title=escape(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD
+    )
+    table.add_column("stack", overflow="fold", min_width=12)
+    for name in ("n", "score [95 %]", "vs full [95 %, paired]"):
+        table.add_column(name, justify="right" if name == "n" else "left", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for name in ("KV bytes", "of full"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("front", justify="center", no_wrap=True)
+    for _, row in group.sort_values(["bytes_context", "label"], na_position="last").iterrows():
+        table.add_row(*_cells(row), style="dim" if not row["on_frontier"] and row["stack"] != BASE else "")
+    return Group(table, Text("\n".join(_notes(group)), style="italic"), Text(""))
+
+
+def _cells(row: pd.Series[Any]) -> tuple[str, ...]:
+    difference = f"{signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip()
+    return (
+        escape(row["label"]),
+        str(row["n"]),
+        f"{score_text(row['score'])} {interval_text(row['score_lo'], row['score_hi'])}".strip(),
+        "base" if row["stack"] == BASE else difference,
+        "" if row["stack"] == BASE else _VERDICTS.get(row["vs_full"], row["vs_full"]),
+        iec(row["bytes_context"]) + ("*" if row["storage"] == "simulated" else ""),
+        share_text(row["ratio"]),
+        "●" if row["on_frontier"] else "",
+    )
+
+
+def _notes(group: pd.DataFrame) -> list[str]:
+    lines = ["● front: no other point does better for as few bytes. = full: the paired interval holds 0 within ±0.15."]
+    if (group["storage"] == "simulated").any():
+        lines.append("*: simulated storage; the bytes are what a packed store would hold.")
+    if group["discriminative"].eq(False).any():
+        lines.append("Not discriminative: the full cache scores at chance, so these stacks cannot be told apart.")
+    for _, row in group.iterrows():
+        lines += [f"{row['label']}: {problem}" for problem in problems(row)]
+    return lines
+
+
+def problems(row: pd.Series[Any]) -> list[str]:
+    """What a reader of this row has to know: examples without a score, missing comparison, not ranked."""
+    words = {"n_failed": "failed", "n_refused": "refused", "n_truncated": "truncated", "n_unscored": "without a score"}
+    words |= {"n_not_exercised": "not compressed (short)", "n_superseded": "replaced by a later record"}
+    found = [f"{row[name]} {word}" for name, word in words.items() if row[name] and not _base_only(name, row)]
+    lines = [", ".join(found) + (f" - {row['error']}" if pd.notna(row["error"]) else "")] if found else []
+    if row["stack"] != BASE and row["n"] and pd.notna(row["diff_reason"]):
+        lines.append(f"no comparison: {row['diff_reason']}")
+    if pd.notna(row["left_out"]):
+        lines.append(f"not ranked: {row['left_out']}")
+    return lines
+
+
+def _base_only(name: str, row: pd.Series[Any]) -> bool:
+    return name == "n_not_exercised" and row["stack"] == BASE

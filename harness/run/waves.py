@@ -1,0 +1,79 @@
+"""Which rows decode together: as many as fit a memory limit, halved when one fails. It knows no record and no score."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from harness.kv.memory import predict
+from harness.kv.shape import ModelShape
+from harness.stages.stack import Stack
+from harness.types import UserError
+
+MOST_ROWS = 48  # beyond this a shared step saves nothing more, and a kill loses more work
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def parse_bytes(key: str, value: object) -> int:
+    """`4GiB`, `500MB` or a number of bytes."""
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(value))
+    except ValidationError:
+        size = 0
+    if size < 1:
+        raise UserError(f"{key}={value!r} is not possible: a positive size such as 4GiB, 500MB or a number of bytes")
+    return size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Bytes a row will take, from shapes alone: its store at the end of the answer, and what reading one layer needs."""
+
+    shape: ModelShape
+    kv_itemsize: int
+    itemsize: int  # of the compute dtype
+    vocabulary: int
+
+    def prefix(self, context: int) -> int:
+        """Bytes of the exact context."""
+        return self.shape.full_bytes(context, self.kv_itemsize)
+
+    def row(self, stack: Stack, context: int, growth: int) -> int:
+        """Bytes of one row after `growth` tokens more; UserError when its budget is too small for this context."""
+        budget = stack.budget(context, lambda n: predict(stack, self.shape, n, self.kv_itemsize, context))
+        kept = context if budget is None else min(budget, context)
+        held = kept if stack.evicts_steps and kept < context else kept + growth
+        store = predict(stack, self.shape, held, self.kv_itemsize, context + growth)
+        if not stack.compresses:  # shares the prefix, which is counted apart
+            store -= self.prefix(context)
+        decoded = max(layer.row_bytes(self.itemsize) for layer in self.shape.layers) * (held + growth)
+        if stack.read == "cached":
+            store += sum(layer.row_bytes(self.itemsize) for layer in self.shape.layers) * held
+        return store + 2 * decoded + 4 * self.vocabulary
+
+
+def run_halving(
+    run: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item], failed: Callable[[Item, str, str], Result]
+) -> list[Result]:
+    """Run items together; when that fails, for want of memory or for one bad item, run each half by itself.
+
+    An item that fails alone becomes failed(item, one-line reason, traceback).
+    """
+    try:
+        return run(items)
+    except UserError:
+        raise
+    except Exception as error:
+        if len(items) == 1:
+            line = (str(error).strip().splitlines() or [""])[0]
+            return [failed(items[0], f"{type(error).__name__}: {line}", traceback.format_exc())]
+    middle = len(items) // 2  # outside the handler: the failed attempt's tensors are free again
+    return run_halving(run, items[:middle], failed) + run_halving(run, items[middle:], failed)
+
+

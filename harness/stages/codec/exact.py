@@ -1,0 +1,46 @@
+"""Rows stored as they came, in the cache dtype; it knows nothing of eviction or of where rows come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from harness.stages.protocols import Encoded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """No quantization. Bytes: n * d * itemsize per KV head."""
+
+    name: str = "exact"
+
+    @property
+    def block(self) -> int:
+        return 1
+
+    @property
+    def residual(self) -> int:
+        return 0
+
+    @property
+    def lossy(self) -> bool:
+        return False
+
+    def for_role(self, role: str) -> Exact:
+        return self
+
+    def info(self) -> dict[str, object]:
+        return {"codec": self.name}
+
+    def check(self, head_dim: int) -> None:
+        """Any width is fine."""
+
+    def encode(self, x_HND: Tensor) -> Encoded:
+        return Encoded({"rows": x_HND}, {}, int(x_HND.shape[1]))
+
+    def decode(self, e: Encoded, out_HND: Tensor) -> None:
+        out_HND.copy_(e.payload["rows"])
+
+    def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
+        return h * n * d * itemsize, 0

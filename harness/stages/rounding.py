@@ -1,0 +1,22 @@
+"""Rounding of metadata in a given direction; it knows nothing of codecs.
+
+A scale rounded down or a minimum rounded up would push the extreme value of a group outside the code range.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def round_up(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The smallest value of `dtype` that is >= x (x fp32)."""
+    y = x.to(dtype)
+    return torch.where(y.float() < x, torch.nextafter(y, torch.full_like(y, float("inf"))), y)
+
+
+def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest value of `dtype` that is <= x (x fp32)."""
+    y = x.to(dtype)
+    return torch.where(y.float() > x, torch.nextafter(y, torch.full_like(y, float("-inf"))), y)
+

@@ -1,0 +1,20 @@
+"""Later rows matter more; it knows nothing of their content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from harness.stages.protocols import LayerView, Scorer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recency(Scorer):
+    """Score = position. With sinks this is StreamingLLM (arXiv 2309.17453) at original positions; without, a plain window."""
+
+    def score(self, view: LayerView) -> Tensor:
+        return view.pos_HN.float()
+
+    def default_recent(self, tokens: int, sinks: int) -> int:
+        return tokens - sinks

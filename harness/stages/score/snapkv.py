@@ -1,0 +1,46 @@
+"""Rows that the last queries of the prompt look at; it knows nothing of which rows are protected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from harness.stages.protocols import LayerView, Needs, Scorer
+from harness.types import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapKV(Scorer):
+    """SnapKV (arXiv 2404.14469): attention of the last `window` queries, summed, max-pooled over `kernel` neighbouring rows.
+
+    Scores of a query group are averaged before pooling. The window itself is protected (`keep.recent` defaults to it), and
+    pooling sees only the rows before it. Once, after prefill; decoding then grows the store.
+    """
+
+    window: int = 32
+    kernel: int = 7
+    phases: ClassVar[tuple[str, ...]] = ("prefill",)
+
+    def __post_init__(self) -> None:
+        ok = isinstance(self.window, int) and self.window > 0
+        require(ok, "keep.scorer.window", self.window, "a positive number of tokens")
+        ok = isinstance(self.kernel, int) and self.kernel > 0 and self.kernel % 2 == 1
+        require(ok, "keep.scorer.kernel", self.kernel, "a positive odd number")
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        return Needs(queries=self.window)
+
+    def score(self, view: LayerView) -> Tensor:
+        sums_HN = view.window_attention(self.window).sum(1)
+        prompt = sums_HN[:, : max(sums_HN.shape[1] - self.window, 0)]
+        if prompt.shape[1]:
+            pooled = torch.nn.functional.max_pool1d(prompt[None], self.kernel, 1, self.kernel // 2)[0]
+            sums_HN = torch.cat((pooled, sums_HN[:, prompt.shape[1] :]), 1)
+        return sums_HN
+
+    def default_recent(self, tokens: int, sinks: int) -> int:
+        return self.window

@@ -1,0 +1,125 @@
+"""One compression stack as a frozen value: which rows stay, how they are stored, when. It knows no model and no cache.
+
+Stages compose: keep (rows) x key codec x value codec x phase. An illegal pair is refused here, with the reason and what
+would be legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.stages.codec.exact import Exact
+from harness.stages.heads.uniform import Uniform as UniformHeads
+from harness.stages.keep import Keep
+from harness.stages.protocols import Codec, Needs
+from harness.types import UserError, require
+
+PHASES = ("prefill", "always")
+READS = ("every_step", "cached")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """What happens to the cache.
+
+    phase: "prefill" compresses the context once and lets the answer's rows join the store; "always" also evicts after every
+        forward, back to the same budget. Codecs encode new rows in both.
+    read: "every_step" decodes the store whenever it is read; "cached" keeps a decoded copy, counted as scratch bytes.
+    positions: "original": a row keeps the rotation of the position it was seen at.
+    """
+
+    keep: Keep | None = None
+    keys: Codec = field(default_factory=Exact)
+    values: Codec = field(default_factory=Exact)
+    phase: str = "prefill"
+    positions: str = "original"
+    read: str = "every_step"
+
+    def __post_init__(self) -> None:
+        for role in ("keys", "values"):
+            codec: Any = getattr(self, role)
+            object.__setattr__(self, role, codec.for_role(role) if hasattr(codec, "for_role") else codec)
+        require(self.phase in PHASES, "compress.phase", self.phase, f"allowed are {', '.join(PHASES)}")
+        require(self.positions == "original", "compress.positions", self.positions, "allowed is original")
+        require(self.read in READS, "compress.read", self.read, f"allowed are {', '.join(READS)}")
+        if self.keep is not None:
+            self._check_pair(self.keep)
+
+    def _check_pair(self, keep: Keep) -> None:
+        scorer = type(keep.scorer).__name__
+        allowed = ", ".join(keep.scorer.phases)
+        require(self.phase in keep.scorer.phases, "compress.phase", self.phase, f"{scorer} runs in {allowed}")
+        if self.phase == "prefill":
+            return
+        if not isinstance(keep.heads, UniformHeads):
+            raise UserError(
+                f"compress.phase={self.phase!r} with keep.heads={type(keep.heads).__name__} is not possible: heads that hold "
+                "different numbers of rows are chosen once; legal are phase=prefill or uniform heads"
+            )
+        for role, codec in (("keys", self.keys), ("values", self.values)):
+            if codec.block > 1:
+                raise UserError(
+                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict single rows "
+                    f"from blocks of {codec.block} rows that share a scale; legal are phase=prefill (evict, then encode), "
+                    f"{role}.axis=token, or a per-token codec such as int8"
+                )
+
+    @property
+    def needs(self) -> Needs:
+        """Statistics to record while the context is read."""
+        return self.keep.scorer.needs if self.keep else Needs()
+
+    @property
+    def step_needs(self) -> Needs:
+        """Statistics to record in every later forward."""
+        return self.needs if self.evicts_steps else Needs()
+
+    @property
+    def evicts_steps(self) -> bool:
+        return self.keep is not None and self.phase != "prefill"
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether column sums live on in the store."""
+        return self.evicts_steps and self.keep is not None and self.keep.scorer.keeps_state
+
+    @property
+    def compresses(self) -> bool:
+        """False for the full cache."""
+        return self.keep is not None or self.keys.lossy or self.values.lossy
+
+    def budget(self, context: int, nbytes: Callable[[int], int]) -> int | None:
+        """Rows per layer and head for this context, or None when all stay; UserError when too small for this example."""
+        if self.keep is None:
+            return None
+        tokens = self.keep.budget.tokens(context, nbytes)
+        _, recent = self.keep.protected(tokens)
+        residual = max(self.keys.residual, self.values.residual)
+        if self.evicts_steps and residual > recent:
+            raise UserError(
+                f"compress.phase={self.phase!r} evicts from the {residual} exact newest rows of the codec while only {recent} are "
+                f"protected: legal are keep.recent >= {residual}, codec residual <= {recent}, or phase=prefill"
+            )
+        return tokens
+
+    def describe(self) -> str:
+        """A label made of the resolved parts, for stacks that no YAML names."""
+        parts = []
+        if self.keep is not None:
+            keep = self.keep
+            name = type(keep.scorer).__name__.lower()
+            recent = "" if keep.recent is None else f"_recent{keep.recent}"
+            parts.append((f"sink{keep.sinks}_" if keep.sinks else "") + name + recent)
+        if self.compresses and (self.keys.lossy or self.values.lossy):
+            parts.append(self.keys.name if self.keys == self.values else f"k-{_codec(self.keys)}_v-{_codec(self.values)}")
+        if self.evicts_steps:
+            parts.append(self.phase)
+        return "+".join(parts) or "full"
+
+
+def _codec(codec: Codec) -> str:
+    info = codec.info()
+    extra = [f"{k[0]}{info[k]}" for k in ("axis", "group", "residual") if k in info]
+    return ".".join([codec.name, *extra])

@@ -1,0 +1,245 @@
+"""The values that flow through one run; it knows no model, no file format and no policy.
+
+Shape legend used across the project (a tensor's suffix names its axes):
+    B batch rows, H KV heads, Q query heads, G query heads per KV head, N stored tokens, L new tokens, T tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+SCHEMA = 1
+
+BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "padding", "scratch")
+
+
+class UserError(ValueError):
+    """A request that cannot be run: one line that names the key, the value and what is allowed."""
+
+
+def require(ok: bool, key: str, value: object, allowed: str) -> None:
+    """Refuse a configuration value in one line; the only way the project validates input."""
+    if not ok:
+        raise UserError(f"{key}={value!r} is not possible: {allowed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One question on one context, as text; every stack of a run sees the same ones."""
+
+    id: str
+    context: str
+    question: str
+    answer_prefix: str
+    answers: tuple[str, ...]
+    group_id: str = ""  # the document; bootstrap resamples these
+    length: int | None = None  # asked length in tokens, template and answer room included
+    depth: float | None = None  # 0..1, where the evidence stands
+    max_new_tokens: int = 32
+    stop: tuple[str, ...] = ()
+    truncated: bool = False
+    distractors: tuple[str, ...] = ()  # values in the context that are not the answer; the strict score reads them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """Token ids of an example: the concatenation of three separately tokenized pieces."""
+
+    context: tuple[int, ...]
+    question: tuple[int, ...]
+    answer_prefix: tuple[int, ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.context + self.question + self.answer_prefix
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(repr((self.context, self.question, self.answer_prefix)).encode()).hexdigest()
+
+    def split(self, query_aware: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(ids compressed, ids held back until after compression); at least one id is held back in both modes."""
+        first = self.context + self.question if query_aware else self.context
+        held = self.ids[len(first) :]
+        return (first, held) if held else (first[:-1], first[-1:])
+
+
+@runtime_checkable
+class Tokens(Protocol):
+    """What a task may ask of a tokenizer; `harness.lm.tokens` implements it."""
+
+    @property
+    def max_length(self) -> int | None:
+        """Positions the model was built for, or None when unlimited."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, no special token added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens stripped."""
+        ...
+
+    def prompt(self, context: str, question: str, answer_prefix: str, *, chat: bool) -> Prompt:
+        """Ids of the three pieces with the chat template around them (or BOS alone), exactly one BOS where expected."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What a task says of one answer: the headline number and the others beside it."""
+
+    value: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Corpus(Protocol):
+    """Running text with a name, a licence and a digest; `tasks.corpus` holds the sources."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def licence(self) -> str: ...
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the text."""
+        ...
+
+    def documents(self) -> Sequence[str]:
+        """The text as a list of documents, each plain prose."""
+        ...
+
+
+class Task(Protocol):
+    """Examples and a score; it never sees the cache or the stack."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def metric(self) -> str: ...
+
+    @property
+    def chance(self) -> float:
+        """Score of a guess; the frontier's hypervolume and the discrimination gate read it."""
+        ...
+
+    @property
+    def query_aware(self) -> bool: ...
+
+    @property
+    def chat(self) -> bool: ...
+
+    def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> Sequence[Example]:
+        """All examples in order; the same seed gives the same ones in any process and any order."""
+        ...
+
+    def score(self, example: Example, answer: str) -> Score: ...
+
+
+@dataclass(frozen=True)
+class KV:
+    """Exact rows of some KV heads of one layer, in position order: k_HND, v_HND and pos_HN (int32, original positions)."""
+
+    k_HND: Tensor
+    v_HND: Tensor
+    pos_HN: Tensor
+
+    @property
+    def n(self) -> int:
+        return int(self.k_HND.shape[1])
+
+    def take(self, index_HM: Tensor) -> KV:
+        """Copy the rows index_HM (int64, per head); a copy, so the source's storage is not kept alive."""
+        wide = index_HM[:, :, None]
+        k = self.k_HND.gather(1, wide.expand(-1, -1, self.k_HND.shape[2]))
+        v = self.v_HND.gather(1, wide.expand(-1, -1, self.v_HND.shape[2]))
+        return KV(k, v, self.pos_HN.gather(1, index_HM))
+
+    def cat(self, other: KV) -> KV:
+        """These rows followed by the other's."""
+        pairs = ((self.k_HND, other.k_HND), (self.v_HND, other.v_HND), (self.pos_HN, other.pos_HN))
+        return KV(*(torch.cat(pair, 1) for pair in pairs))
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes by kind, logical (what the content needs) and allocated (what the storages hold)."""
+
+    logical: Mapping[str, int]
+    allocated: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """Allocated bytes, all kinds: the number on the axis."""
+        return sum(self.allocated.values())
+
+    def __add__(self, other: Bytes) -> Bytes:
+        def add(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+            return {kind: a.get(kind, 0) + b.get(kind, 0) for kind in BYTE_KINDS}
+
+        return Bytes(add(self.logical, other.logical), add(self.allocated, other.allocated))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One (example, stack, point): the only thing a run writes. Field meanings are in the README; bytes are integers."""
+
+    key: str
+    run_id: str
+    example_id: str
+    group_id: str
+    prompt_sha256: str
+    first_ids: list[int]
+    n_prompt: int
+    truncated: bool
+    length: int | None
+    depth: float | None
+    model: str
+    task: str
+    stack: str
+    stack_config: dict[str, Any]
+    point: dict[str, Any]
+    phase: str
+    query_aware: bool
+    positions: str
+    attn: str
+    storage: str
+    kv_dtype: str
+    gold: list[str]
+    metric: str
+    seed: int
+    higher_is_better: bool = True
+    aggregate: str = "mean"
+    weight: float = 1.0
+    chance: float = 0.0
+    layers_compressed: list[int] = field(default_factory=list)
+    tokens_seen: int = 0
+    tokens_kept: float = 0.0  # mean over layers and KV heads, after the context was compressed
+    entries_touched: int = 0  # rows evicted or stored inexactly, summed over layers and KV heads
+    codec_info: dict[str, Any] = field(default_factory=dict)
+    output: str | None = None
+    score: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    stop_reason: str | None = None
+    kv_bytes_context: int | None = None
+    kv_bytes_final: int | None = None
+    kv_bytes_peak: int | None = None
+    kv_bytes_peak_prefill: int | None = None
+    kv_bytes_full: int | None = None  # full cache, same sample, at the moment of kv_bytes_context
+    kv_bytes_full_final: int | None = None  # full cache, same sample, same tokens, at the end of the answer
+    bytes: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+    series_path: str | None = None
+    status: str = "ok"  # ok | refused | failed | not_exercised
+    error: str | None = None
+    schema: int = SCHEMA

@@ -1,0 +1,40 @@
+"""Type checks of task settings that Hydra leaves to us; it knows no task."""
+
+from __future__ import annotations
+
+from harness.types import require
+
+
+def whole(value: object, least: int) -> bool:
+    """Whether a setting is a whole number of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def share(value: object) -> bool:
+    """Whether a setting is a number from 0 to 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def listed(value: object) -> tuple[object, ...]:
+    """The items of a list setting; none for anything that is no list."""
+    return tuple(value) if isinstance(value, list | tuple) else ()
+
+
+def require_bools(task: object, *keys: str) -> None:
+    """Refuse these settings of a task where they are not true or false (UserError)."""
+    for key in keys:
+        value = getattr(task, key)
+        require(isinstance(value, bool), f"task.{key}", value, "true or false")
+
+
+def stop_strings(stop: object) -> tuple[str, ...]:
+    """Stop strings of a setting: one text or a list of texts, none empty.
+
+    Raises:
+        UserError: anything else.
+    """
+    items = (stop,) if isinstance(stop, str) else stop
+    texts = tuple(item for item in listed(items) if isinstance(item, str) and item)
+    fits = isinstance(items, list | tuple) and len(texts) == len(items)
+    require(fits, "task.stop", stop, "a text or a list of texts, none empty")
+    return texts

@@ -1,0 +1,112 @@
+"""Consecutive sentences of real prose, cut to a number of tokens; it knows no question and no score."""
+
+from __future__ import annotations
+
+import random
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from harness.types import Corpus
+
+_ABBREVIATION = r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bProf)(?<!\be\.g)(?<!\bi\.e)(?<!\b[A-Z])"
+_END = re.compile(rf"(?:(?:{_ABBREVIATION}\.|[!?…])+[\"'”’)\]]*(?=\s)|[。！？]+[」』”]*|(?<=\S)(?=\s*\n\s*\n))(?=\s*\S)")
+_LONGEST = 1000  # characters; text without sentence ends is cut at white space instead
+_RUN = re.compile(rf"(?s)\s*\S.{{0,{_LONGEST}}}(?=\s|\Z)|.{{1,{_LONGEST}}}")
+
+Count = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class Prose:
+    """A corpus as sentences, each with the white space before it, so that joining neighbours gives the text back."""
+
+    sentences: tuple[str, ...]
+    origins: tuple[str, ...]  # per sentence: document and number within it
+
+    @staticmethod
+    def of(corpus: Corpus) -> Prose:
+        """All sentences of a corpus; documents are a blank line apart."""
+        sentences: list[str] = []
+        origins: list[str] = []
+        for number, document in enumerate(corpus.documents()):
+            found = _sentences(document.strip())
+            sentences += ["\n\n" + found[0], *found[1:]] if found else []
+            origins += [f"{number}:{i}" for i in range(len(found))]
+        return Prose(tuple(sentences), tuple(origins))
+
+    def draw(self, room: int, count: Count, rng: random.Random) -> Haystack | None:
+        """Sentences of at least `room` tokens from a random start, each start that has enough behind it equally likely.
+
+        None when the whole corpus is shorter.
+        """
+        limit = len(self.sentences)
+        while limit:
+            start = rng.randrange(limit)
+            counts: list[int] = []
+            held = 0
+            for sentence in self.sentences[start:]:
+                counts.append(count(sentence))
+                held += counts[-1]
+                if held >= room:
+                    return Haystack(self.sentences[start : start + len(counts)], tuple(counts), self.origins[start])
+            limit = start
+        return None
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """Neighbouring sentences with their token counts, and where they come from."""
+
+    sentences: tuple[str, ...]
+    counts: tuple[int, ...]
+    origin: str
+
+    def text(self, room: int, inserts: Sequence[tuple[float, str]], count: Count) -> str:
+        """The last `room` tokens, with each insert at the sentence boundary nearest its depth.
+
+        Args:
+            room: Tokens of prose to keep; the first sentence kept loses its start to come out right.
+            inserts: (depth, text) pairs; depth is 0..1 in tokens of the prose kept, 0 before it and 1 after it.
+            count: Tokens of a text.
+        """
+        first, behind = len(self.sentences), 0
+        while first and behind < room:
+            first -= 1
+            behind += self.counts[first]
+        spare = behind - room
+        head = cut(self.sentences[first], self.counts[first] - spare, count)
+        kept = (head, *self.sentences[first + 1 :])
+        ends = [0, *accumulate((self.counts[first] - spare, *self.counts[first + 1 :]))]
+        parts: list[list[str]] = [[] for _ in ends]
+        for depth, text in sorted(inserts):
+            parts[min(range(len(ends)), key=lambda i: abs(ends[i] - depth * ends[-1]))].append(" " + text)
+        for sentence, after in zip(kept, parts[1:], strict=True):
+            after.insert(0, sentence if sentence[:1].isspace() or not sentence else " " + sentence)
+        return "".join(text for part in parts for text in part).strip()
+
+
+def cut(sentence: str, room: int, count: Count) -> str:
+    """The end of a sentence that holds `room` tokens: cut before a word where that is exact, else within one.
+
+    Where no cut is exact, the longest end below.
+    """
+    starts = [match.start() for match in re.finditer(r"\S+", sentence)]
+    at = bisect_left(starts, -room, key=lambda i: -count(sentence[i:]))
+    below = starts[at] if at < len(starts) else len(sentence)
+    if at == 0 or count(sentence[below:]) == room:
+        return sentence[below:]
+    inside = range(starts[at - 1] + 1, below)
+    near = bisect_left(inside, -room, key=lambda i: -count(sentence[i:]))
+    for i in inside[max(0, near - 8) : near + 8]:
+        if count(sentence[i:]) == room:
+            return sentence[i:]
+    return sentence[below:]
+
+
+def _sentences(document: str) -> list[str]:
+    starts = [0, *(match.end() for match in _END.finditer(document)), len(document)]
+    found = [document[a:b] for a, b in pairwise(starts) if document[a:b].strip()]
+    return [run for sentence in found for run in ([sentence] if len(sentence) <= _LONGEST else _RUN.findall(sentence))]

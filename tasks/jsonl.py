@@ -1,0 +1,200 @@
+"""Your own questions from a file of JSON lines; it knows no model and no cache.
+
+A line is an object with `context`, `question` and `answers` (a text or a list of texts), and, where wanted,
+`answer_prefix`, `id`, `group` (the document, for the intervals) and `distractors` (values that are not the answer).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.types import Corpus, Example, Score, Tokens, UserError, require
+from tasks import scoring
+from tasks.checks import listed, require_bools, share, stop_strings, whole
+from tasks.pieces import set_apart
+
+SIDES = ("refuse", "left", "middle")
+_NEEDED = ("context", "question", "answers")
+_OPTIONAL = ("answer_prefix", "id", "group", "distractors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLines:
+    """Questions and answers from one file; every line is read when the task is made, so a bad one stops the run early.
+
+    Args:
+        path: The file; `~` is the home folder.
+        query_aware: Whether the question may be seen while the cache is compressed.
+        chat: Whether the chat template goes around the prompt.
+        max_new_tokens: Tokens of an answer at most.
+        stop: Strings that end the answer.
+        metric: The headline score: contains, strict, exact or f1; the others stand beside it.
+        chance: Headline score of a guess.
+        truncate: What happens to a prompt that, with its answer, is longer than the model's positions: refuse, or cut
+            the context at its left or in its middle and mark the example truncated.
+    """
+
+    path: str | None = None
+    query_aware: bool = False
+    chat: bool = False
+    max_new_tokens: int = 32
+    stop: Sequence[str] | str = ()
+    metric: str = "contains"
+    chance: float = 0.0
+    truncate: str = "refuse"
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.path, str) and bool(self.path), "task.path", self.path, "name a file, task.path=FILE")
+        require(whole(self.max_new_tokens, 1), "task.max_new_tokens", self.max_new_tokens, "a whole number above 0")
+        require(self.metric in scoring.METRICS, "task.metric", self.metric, f"one of {', '.join(scoring.METRICS)}")
+        require(share(self.chance) and self.chance < 1, "task.chance", self.chance, "a number from 0 to below 1")
+        require(self.truncate in SIDES, "task.truncate", self.truncate, f"one of {', '.join(SIDES)}")
+        require_bools(self, "query_aware", "chat")
+        object.__setattr__(self, "stop", stop_strings(self.stop))
+        self.read()
+
+    @property
+    def name(self) -> str:
+        return "jsonl"
+
+    def read(self) -> list[Example]:
+        """The examples as the file gives them, whatever their length.
+
+        Raises:
+            UserError: no such file, an empty one, or a line that is no question; it names file and line.
+        """
+        path = Path(str(self.path)).expanduser()
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise UserError(f"task.path={self.path!r} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise UserError(f"task.path={self.path!r} is not UTF-8 text: byte {error.start}") from None
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        found: dict[str, Example] = {}
+        for number, line in lines:
+            where = f"{path.name}, line {number}"
+            example = self._example(line, number, where)
+            if example.id in found:
+                raise UserError(f"{where}: id {example.id!r} stands on an earlier line")
+            found[example.id] = example
+        if not found:
+            raise UserError(f"task.path={self.path!r} holds no line")
+        return list(found.values())
+
+    def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
+        """All lines in order; the corpus and the seed change nothing.
+
+        Raises:
+            UserError: a prompt too long for the model, where truncate is refuse or the context alone cannot give way.
+        """
+        return [self._fitted(example, tokens) for example in self.read()]
+
+    def score(self, example: Example, answer: str) -> Score:
+        """The headline that `metric` picks, all scores beside it, best over the references."""
+        return scoring.judge(answer, example.answers, metric=self.metric, rivals=example.distractors)
+
+    def _example(self, line: str, number: int, where: str) -> Example:
+        row = _row(line, where)
+        context, question = _text(row, "context", where), _text(row, "question", where)
+        if not context.strip():
+            raise UserError(f"{where}: context is empty")
+        answers = _texts(row, "answers", where)
+        if not any(map(scoring.normalise, answers)):
+            raise UserError(f"{where}: answers={row['answers']!r} holds no word to compare with")
+        question, answer_prefix = set_apart(question, _text(row, "answer_prefix", where), chat=self.chat)
+        if not (question or answer_prefix):
+            raise UserError(f"{where}: question and answer_prefix are both empty")
+        return Example(
+            id=_label(row, "id", where) or str(number),
+            context=context,
+            question=question,
+            answer_prefix=answer_prefix,
+            answers=answers,
+            group_id=_label(row, "group", where) or hashlib.sha256(context.encode()).hexdigest()[:12],
+            max_new_tokens=self.max_new_tokens,
+            stop=tuple(self.stop),
+            distractors=_texts(row, "distractors", where),
+        )
+
+    def _fitted(self, example: Example, tokens: Tokens) -> Example:
+        """The example, or the same with a shorter context where it is too long and may be cut."""
+        over = self._over(example, tokens)
+        if over <= 0:
+            return example
+        name, limit = Path(str(self.path)).name, tokens.max_length
+        length = over + (limit or 0)
+        if self.truncate == "refuse":
+            raise UserError(
+                f"{name}, example {example.id}: prompt and answer take {length} tokens and the model has {limit} "
+                f"(task.truncate=left or middle cuts the context and marks the example)"
+            )
+        ids = tokens.encode(example.context)
+        kept = len(ids)
+        while over > 0 and kept > 0:
+            kept = max(0, kept - over)
+            context = tokens.decode(ids[len(ids) - kept :] if self.truncate == "left" else _ends(ids, kept))
+            example = replace(example, context=context.strip("\ufffd"), truncated=True)
+            over = self._over(example, tokens)
+        if not example.context.strip():
+            raise UserError(
+                f"{name}, example {example.id}: question and answer alone do not leave room in {limit} tokens"
+            )
+        return example
+
+    def _over(self, example: Example, tokens: Tokens) -> int:
+        """Tokens of prompt and answer beyond the model's positions; 0 or less where it fits."""
+        if tokens.max_length is None:
+            return 0
+        prompt = tokens.prompt(example.context, example.question, example.answer_prefix, chat=self.chat)
+        return len(prompt.ids) + example.max_new_tokens - tokens.max_length
+
+
+def _ends(ids: Sequence[int], kept: int) -> list[int]:
+    head = kept // 2
+    return [*ids[:head], *ids[len(ids) - (kept - head) :]]
+
+
+def _row(line: str, where: str) -> dict[str, object]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON, {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise UserError(f"{where}: not JSON, nested too deep") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: a {type(row).__name__} where an object with {', '.join(_NEEDED)} is wanted")
+    for key in _NEEDED:
+        if key not in row:
+            raise UserError(f"{where}: {key} is missing (needed: {', '.join(_NEEDED)})")
+    unknown = sorted(set(row) - {*_NEEDED, *_OPTIONAL})
+    if unknown:
+        raise UserError(f"{where}: unknown key {unknown[0]!r} (known: {', '.join((*_NEEDED, *_OPTIONAL))})")
+    return row
+
+
+def _text(row: dict[str, object], key: str, where: str) -> str:
+    value = row.get(key, "")
+    if not isinstance(value, str):
+        raise UserError(f"{where}: {key}={value!r} is not a text")
+    return value
+
+
+def _texts(row: dict[str, object], key: str, where: str) -> tuple[str, ...]:
+    value = row.get(key, [])
+    items = (value,) if isinstance(value, str) else listed(value)
+    texts = tuple(item for item in items if isinstance(item, str))
+    if not isinstance(value, str | list) or len(texts) != len(items):
+        raise UserError(f"{where}: {key}={value!r} is not a text or a list of texts")
+    return texts
+
+
+def _label(row: dict[str, object], key: str, where: str) -> str:
+    value = row.get(key, "")
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise UserError(f"{where}: {key}={value!r} is not a text or a whole number")
+    return str(value)

@@ -1,0 +1,220 @@
+"""The needle task: one sentence with a value, hidden in real prose at a known depth; it knows no model and no cache.
+
+Prompts follow from (seed, length, depth, index) alone, so any process, order or limit sees the same ones, and each is
+exactly as long as asked: chat template, question, answer prefix and the room for the answer included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.types import Corpus, Example, Score, Tokens, UserError, require
+from tasks import scoring
+from tasks.checks import listed, require_bools, share, stop_strings, whole
+from tasks.haystack import Haystack, Prose
+from tasks.hidden import KINDS, Hidden, draw, fill, found_once
+from tasks.pieces import set_apart
+from tasks.words import KEYS, VALUES
+
+_DRAWS = 100
+_TEXTS = {"needle": ("{key}", "{value}"), "question": ("{key}",), "answer_prefix": (), "intro": ()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needle:
+    """A needle in a haystack, after RULER's NIAH (Hsieh et al. 2024), with real prose and exact lengths.
+
+    In the texts, {kind} and {key} are filled in, and {value} in the needle.
+
+    Args:
+        lengths: Tokens of prompt and answer room together.
+        depths: Where the needle stands, 0 (before the first sentence) to 1 (after the last), in tokens of prose.
+        per_cell: Examples for each length and depth.
+        kind: What the value is: number (7 digits), word, or uuid.
+        distractor_needles: Other needles with other keys and values, anywhere in the prose.
+        query_aware: Whether the question may be seen while the cache is compressed.
+        chat: Whether the chat template goes around the prompt.
+        max_new_tokens: Room for the answer; None takes what the kind needs.
+        intro: A paragraph before the prose; it names no key.
+        needle: The hidden sentence.
+        question: Asked after the prose.
+        answer_prefix: The start of the answer, fed before the model goes on.
+        metric: The headline score: contains, strict, exact or f1.
+        stop: Strings that end the answer.
+    """
+
+    lengths: Sequence[int] = (1024,)
+    depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    per_cell: int = 1
+    kind: str = "number"
+    distractor_needles: int = 0
+    query_aware: bool = False
+    chat: bool = False
+    max_new_tokens: int | None = None
+    intro: str = ""
+    needle: str = "The special magic {kind} for {key} is: {value}."
+    question: str = "What is the special magic {kind} for {key} mentioned in the text above?"
+    answer_prefix: str = "The special magic {kind} for {key} mentioned in the text above is:"
+    metric: str = "contains"
+    stop: Sequence[str] | str = ()
+
+    def __post_init__(self) -> None:
+        lengths, depths = listed(self.lengths), listed(self.depths)
+        grid = (
+            ("lengths", lengths, all(whole(n, 1) for n in lengths), "whole numbers above 0"),
+            ("depths", depths, all(map(share, depths)), "numbers from 0 to 1"),
+        )
+        for key, values, fits, allowed in grid:
+            fits = fits and bool(values) and len(set(values)) == len(values)
+            require(fits, f"task.{key}", getattr(self, key), f"a list of different {allowed}")
+            object.__setattr__(self, key, values)
+        others, room = self.distractor_needles, self.max_new_tokens
+        most = f"a whole number from 0 to {len(KEYS) - 1}"
+        require(whole(self.per_cell, 1), "task.per_cell", self.per_cell, "a whole number above 0")
+        require(self.kind in KINDS, "task.kind", self.kind, f"one of {', '.join(KINDS)}")
+        require(whole(others, 0) and others < len(KEYS), "task.distractor_needles", others, most)
+        require(room is None or whole(room, 1), "task.max_new_tokens", room, "a whole number above 0, or null")
+        require(self.metric in scoring.METRICS, "task.metric", self.metric, f"one of {', '.join(scoring.METRICS)}")
+        require_bools(self, "query_aware", "chat")
+        object.__setattr__(self, "stop", stop_strings(self.stop))
+        for key, marks in _TEXTS.items():
+            self._check_text(key, marks)
+
+    def _check_text(self, key: str, marks: Sequence[str]) -> None:
+        text = getattr(self, key)
+        allowed = f"a text that holds {' and '.join(marks)}" if marks else "a text"
+        require(isinstance(text, str) and all(mark in text for mark in marks), f"task.{key}", text, allowed)
+        require(key == "needle" or "{value}" not in text, f"task.{key}", text, "only task.needle may hold {value}")
+        require(
+            key != "intro" or "{key}" not in text, f"task.{key}", text, "the context must not name the key asked for"
+        )
+
+    @property
+    def name(self) -> str:
+        return "needle"
+
+    @property
+    def chance(self) -> float:
+        """Share right without reading the context."""
+        return 1 / len(VALUES) if self.kind == "word" else 0.0
+
+    @property
+    def answer_room(self) -> int:
+        """Tokens of the answer at most."""
+        return KINDS[self.kind] if self.max_new_tokens is None else self.max_new_tokens
+
+    def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
+        """All examples, one of each cell before the second of any, so that a limit still covers the grid.
+
+        Raises:
+            UserError: a length above the model's, below what template and needle need, or beyond the corpus.
+        """
+        most, lengths = tokens.max_length, list(self.lengths)
+        fits = most is None or max(lengths) <= most
+        require(fits, "task.lengths", lengths, f"the largest usable length of this model is {most}, answer included")
+        if corpus is None:
+            raise UserError("corpus=None is not possible: task=needle hides its needle in a corpus; name one")
+        prose = Prose.of(corpus)
+        if not prose.sentences:
+            raise UserError(f"corpus {corpus.name} is empty: no haystack for task.lengths={lengths}")
+        cells = [
+            _Cell(task=self, tokens=tokens, corpus=corpus.name, prose=prose, length=length, depth=float(depth))
+            for length in self.lengths
+            for depth in self.depths
+        ]
+        return [cell.example(seed, index) for index in range(self.per_cell) for cell in cells]
+
+    def score(self, example: Example, answer: str) -> Score:
+        """Contains the value at a word boundary (headline), and strict, exact and f1 beside it."""
+        rivals = (*example.distractors, *(VALUES if self.kind == "word" else ()))
+        return scoring.judge(answer, example.answers, metric=self.metric, rivals=rivals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cell:
+    """One length and depth of the grid on one corpus."""
+
+    task: Needle
+    tokens: Tokens
+    corpus: str
+    prose: Prose
+    length: int
+    depth: float
+
+    def example(self, seed: int, index: int) -> Example:
+        """The example with this index; drawn again where a key or value stands elsewhere in the prose."""
+        task = self.task
+        rng = random.Random(hashlib.sha256(f"{seed}|{self.length}|{self.depth}|{index}".encode()).digest())
+        for _ in range(_DRAWS):
+            depths = [self.depth, *(rng.random() for _ in range(task.distractor_needles))]
+            hidden = draw(task.needle, task.kind, depths, rng)
+            asked = (fill(text, task.kind, hidden[0].key) for text in (task.question, task.answer_prefix))
+            question, answer_prefix = set_apart(*asked, chat=task.chat)
+            haystack, room = self._haystack(hidden, question, answer_prefix, rng)
+            context = self._fit(haystack, room, hidden, question, answer_prefix)
+            if context is not None and found_once(hidden, context, question + answer_prefix):
+                return Example(
+                    id=f"{task.kind}-{self.length}-{self.depth}-{index}",
+                    context=context,
+                    question=question,
+                    answer_prefix=answer_prefix,
+                    answers=(hidden[0].value,),
+                    group_id=f"{self.corpus}:{haystack.origin}",
+                    length=self.length,
+                    depth=self.depth,
+                    max_new_tokens=task.answer_room,
+                    stop=tuple(task.stop),
+                    distractors=tuple(one.value for one in hidden[1:]),
+                )
+        raise UserError(
+            f"corpus {self.corpus} gave no haystack of exactly {self.length} tokens that holds the needle's key and "
+            f"value once only, in {_DRAWS} draws: change the corpus, the texts of the task or task.lengths"
+        )
+
+    def _haystack(
+        self, hidden: Sequence[Hidden], question: str, answer_prefix: str, rng: random.Random
+    ) -> tuple[Haystack, int]:
+        """Prose for this prompt, a little more than fits, and about how many tokens of it will fit."""
+        answer_room, lengths = self.task.answer_room, list(self.task.lengths)
+        answer = max(self._plain(" " + one.value) for one in hidden)
+        require(answer <= answer_room, "task.max_new_tokens", answer_room, f"the value alone takes {answer} tokens")
+        room = self._missing(self._context("".join(" " + one.sentence for one in hidden)), question, answer_prefix)
+        least = self.length - room + 1
+        require(room > 0, "task.lengths", lengths, f"template, needle and answer room need {least} tokens")
+        wanted = room + room // 64 + 16  # sentences tokenized apart and together differ by a few
+        haystack = self.prose.draw(wanted, self._plain, rng)
+        if haystack is None:
+            raise UserError(
+                f"corpus {self.corpus} is too short for task.lengths={lengths}: "
+                f"a prompt of {self.length} tokens takes {wanted} tokens of prose"
+            )
+        return haystack, room
+
+    def _fit(
+        self, haystack: Haystack, room: int, hidden: Sequence[Hidden], question: str, answer_prefix: str
+    ) -> str | None:
+        """The context that makes the prompt exactly as long as asked, or None where no cut of this prose does."""
+        inserts = [(one.depth, one.sentence) for one in hidden]
+        for _ in range(8):
+            context = self._context(haystack.text(room, inserts, self._plain))
+            missing = self._missing(context, question, answer_prefix)
+            if not missing:
+                return context
+            room = max(0, room + missing)
+        return None
+
+    def _missing(self, context: str, question: str, answer_prefix: str) -> int:
+        """Tokens between prompt + answer room and the length asked."""
+        prompt = self.tokens.prompt(context, question, answer_prefix, chat=self.task.chat)
+        return self.length - self.task.answer_room - len(prompt.ids)
+
+    def _context(self, text: str) -> str:
+        intro = fill(self.task.intro, self.task.kind, "")
+        return f"{intro}\n\n{text}" if intro else text
+
+    def _plain(self, text: str) -> int:
+        """Tokens of a text inside a longer one: some tokenizers put a space before whatever starts."""
+        return len(self.tokens.encode("\n" + text)) - len(self.tokens.encode("\n"))

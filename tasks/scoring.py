@@ -1,0 +1,119 @@
+"""Right or wrong: compares one answer with its references; it knows no model, no prompt and no stop rule.
+
+Every number here reads *normalised* text (`normalise`). A score against several references is the best over them.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+
+from harness.types import Score, require
+
+METRICS = ("contains", "strict", "exact", "f1")
+
+_APOSTROPHES = re.compile(r"['’ʼ`]")
+_THOUSANDS = re.compile(r"(?<!\w)(?<!\d[.,])\d{1,3}(?:,\d{3})+(?!\w|,\d)")
+_UNSPACED = re.compile(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af])")
+_POINT = re.compile(r"(?<=\d)\.(?=\d)")
+_MINUS = re.compile(r"(?<![\w)\]-])[-−](?=\d)")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_UUID = re.compile(r"[0-9a-f]{8}( [0-9a-f]{4}){3} [0-9a-f]{12}")
+_ARTICLES = frozenset({"a", "an", "the"})
+
+
+@lru_cache(maxsize=8)  # one long context is asked about several values in a row
+def normalise(text: str) -> str:
+    """Words of a text, one space apart: what all scores compare.
+
+    In order: Unicode NFKC and case folding; apostrophes dropped (`john's` -> `johns`); commas dropped inside a number
+    grouped by thousands (`3,677` -> `3677`); every other character that is no letter or digit becomes a space, save a
+    decimal point between digits and a minus sign that starts a number; each CJK character is a word of its own. Digits
+    are never joined over a space (`4 2` stays two words) and words are never read as numbers.
+    """
+    text = _APOSTROPHES.sub("", unicodedata.normalize("NFKC", text).casefold())
+    text = _THOUSANDS.sub(lambda m: m.group().replace(",", ""), text)
+    text = _MINUS.sub("\x01", _POINT.sub("\x00", text))
+    text = "".join(
+        c if c.isalnum() or unicodedata.category(c).startswith("M") or c in "\x00\x01" else " " for c in text
+    )
+    return " ".join(_UNSPACED.sub(r" \1 ", text).replace("\x00", ".").replace("\x01", "-").split())
+
+
+def occurrences(text: str, value: str) -> int:
+    """How often a value stands in a text as whole words, both normalised; 0 for a value without words."""
+    wanted = normalise(value)
+    return len(_whole(wanted).findall(normalise(text))) if wanted else 0
+
+
+def contains(answer: str, references: Sequence[str]) -> float:
+    """1.0 when a reference stands in the answer at word boundaries; the lenient score that most papers report."""
+    return float(any(occurrences(answer, reference) for reference in references))
+
+
+def strict(answer: str, references: Sequence[str], rivals: Sequence[str] = ()) -> float:
+    """1.0 when a reference stands in the answer and nothing else could have been meant.
+
+    What could have been meant: any of `rivals`, and, where a reference is a number or a UUID, any other value of that
+    form. So an answer that dumps every value of the context is right by `contains` and wrong here.
+    """
+    if not contains(answer, references):
+        return 0.0
+    rest = normalise(answer)
+    wanted = sorted(filter(None, map(normalise, references)), key=len, reverse=True)
+    for reference in wanted:
+        rest = _whole(reference).sub("|", rest)  # a mark that no word holds keeps the neighbours apart
+    form = _form(wanted)
+    other = form is not None and _whole_pattern(form.pattern).search(rest) is not None
+    named = any(_whole(rival).search(rest) for rival in map(normalise, rivals) if rival)
+    return float(not other and not named)
+
+
+def exact(answer: str, references: Sequence[str]) -> float:
+    """1.0 when the answer is a reference, articles aside (SQuAD)."""
+    said = _content(answer)
+    return float(any(said == _content(reference) for reference in references))
+
+
+def f1(answer: str, references: Sequence[str]) -> float:
+    """Word-overlap F1 with the best reference, 0..1, articles aside (SQuAD)."""
+    return max((_overlap(_content(answer), _content(reference)) for reference in references), default=0.0)
+
+
+def judge(answer: str, references: Sequence[str], *, metric: str = "contains", rivals: Sequence[str] = ()) -> Score:
+    """All scores of one answer, the headline picked by `metric` (one of METRICS)."""
+    require(metric in METRICS, "metric", metric, f"one of {', '.join(METRICS)}")
+    metrics = {
+        "contains": contains(answer, references),
+        "strict": strict(answer, references, rivals),
+        "exact": exact(answer, references),
+        "f1": f1(answer, references),
+    }
+    return Score(value=metrics[metric], metrics=metrics)
+
+
+def _whole(normalised: str) -> re.Pattern[str]:
+    return _whole_pattern(re.escape(normalised))
+
+
+def _whole_pattern(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\S)(?:{pattern})(?!\S)")
+
+
+def _form(wanted: Sequence[str]) -> re.Pattern[str] | None:
+    """The form that all references share, where a value of that form can be told from prose."""
+    return next((form for form in (_NUMBER, _UUID) if wanted and all(map(form.fullmatch, wanted))), None)
+
+
+def _content(text: str) -> list[str]:
+    return [word for word in normalise(text).split() if word not in _ARTICLES]
+
+
+def _overlap(said: Sequence[str], wanted: Sequence[str]) -> float:
+    if not said or not wanted:
+        return float(list(said) == list(wanted))
+    common = sum((Counter(said) & Counter(wanted)).values())
+    return 2 * common / (len(said) + len(wanted))
