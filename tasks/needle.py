@@ -88,9 +88,7 @@ class Needle:
         allowed = f"a text that holds {' and '.join(marks)}" if marks else "a text"
         require(isinstance(text, str) and all(mark in text for mark in marks), f"task.{key}", text, allowed)
         require(key == "needle" or "{value}" not in text, f"task.{key}", text, "only task.needle may hold {value}")
-        require(
-            key != "intro" or "{key}" not in text, f"task.{key}", text, "the context must not name the key asked for"
-        )
+        require(key != "intro" or "{key}" not in text, f"task.{key}", text, "the context must not name the key asked for")
 
     @property
     def name(self) -> str:
@@ -193,9 +191,7 @@ class _Cell:
             )
         return haystack, room
 
-    def _fit(
-        self, haystack: Haystack, room: int, hidden: Sequence[Hidden], question: str, answer_prefix: str
-    ) -> str | None:
+    def _fit(self, haystack: Haystack, room: int, hidden: Sequence[Hidden], question: str, answer_prefix: str) -> str | None:
         """The context that makes the prompt exactly as long as asked, or None where no cut of this prose does."""
         inserts = [(one.depth, one.sentence) for one in hidden]
         for _ in range(8):

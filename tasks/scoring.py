@@ -37,9 +37,7 @@ def normalise(text: str) -> str:
     text = _APOSTROPHES.sub("", unicodedata.normalize("NFKC", text).casefold())
     text = _THOUSANDS.sub(lambda m: m.group().replace(",", ""), text)
     text = _MINUS.sub("\x01", _POINT.sub("\x00", text))
-    text = "".join(
-        c if c.isalnum() or unicodedata.category(c).startswith("M") or c in "\x00\x01" else " " for c in text
-    )
+    text = "".join(c if c.isalnum() or unicodedata.category(c).startswith("M") or c in "\x00\x01" else " " for c in text)
     return " ".join(_UNSPACED.sub(r" \1 ", text).replace("\x00", ".").replace("\x01", "-").split())
 
 

@@ -72,7 +72,7 @@ class Forward:
 CURRENT: ContextVar[Forward] = ContextVar("kv_harness_forward")
 
 
-def attend(  # noqa: PLR0913 the signature is transformers'
+def attend(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -83,52 +83,59 @@ def attend(  # noqa: PLR0913 the signature is transformers'
 ) -> tuple[Tensor, None]:
     """Attention interface of transformers: query [B, Q, L, D], key and value [B, H, L, D] hold the new tokens only.
 
-    Returns [B, L, Q, D]. Rows beyond a batch row's own length are zero.
+    Returns [B, L, Q, D]. Outputs of padding (tokens beyond a row's own length) are zero.
     """
     run, layer = CURRENT.get(), int(module.layer_idx)  # type: ignore[arg-type]
-    window = run.shape.layers[layer].window
-    _refuse_unsupported(kwargs, window)
-    outputs, scale = [], query.shape[-1] ** -0.5 if scaling is None else scaling
     assert layer not in run.new, f"layer {layer} attended twice in one forward"
-    run.new[layer], run.stats[layer] = [], []
+    call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs)
+    _refuse_unsupported(kwargs, call.window)
+    run.new[layer], run.stats[layer], outputs = [], [], []
     for row, n in enumerate(run.lengths):
-        q, k, v = query[row : row + 1, :, :n], key[row : row + 1, :, :n], value[row : row + 1, :, :n]
-        run.new[layer].append(_new_rows(run, row, k[0], v[0]))
-        out, stats = _attend_row(module, run, row, layer, (q, k, v), scale, window, kwargs)
+        q, k, v = query[row : row + 1, :, :n], key[row, :, :n], value[row, :, :n]
+        run.new[layer].append(_new_rows(run, row, k, v))
+        out, stats = _attend_row(call, row, q, k, v)
         run.stats[layer].append(stats)
         outputs.append(out if n == query.shape[2] else torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - n)))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)), None
 
 
-def _attend_row(
-    module: torch.nn.Module,
-    run: Forward,
-    row: int,
-    layer: int,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    scaling: float,
-    window: int | None,
-    kwargs: dict[str, Any],
-) -> tuple[Tensor, list[Stats]]:
-    (q, k, v), outputs, stats = qkv, [], []
-    group = q.shape[1] // k.shape[1]
-    for part in run.stores[row][layer] or (None,):
-        heads = slice(part.start, part.stop) if part else slice(0, k.shape[1])
+@dataclass(frozen=True)
+class _Call:
+    """What all rows of one layer's attention share."""
+
+    module: torch.nn.Module
+    run: Forward
+    layer: int
+    scaling: float
+    kwargs: dict[str, Any]
+
+    @property
+    def window(self) -> int | None:
+        return self.run.shape.layers[self.layer].window
+
+
+def _attend_row(call: _Call, row: int, q: Tensor, k_HLD: Tensor, v_HLD: Tensor) -> tuple[Tensor, list[Stats]]:
+    """One row's output [1, L, Q, D] and statistics, part by part: a part's heads hold the same number of rows."""
+    outputs, stats, run = [], [], call.run
+    group = q.shape[1] // k_HLD.shape[0]
+    needs = run.needs[row] if call.window is None else Needs()
+    for part in run.stores[row][call.layer] or (None,):
+        heads = slice(part.start, part.stop) if part else slice(0, k_HLD.shape[0])
         part_q = q[:, heads.start * group : heads.stop * group]
-        all_k, all_v = _joined(part, k[:, heads], v[:, heads])
-        mask = run.mask(all_k.shape[2] - k.shape[2], k.shape[2], window)
+        k, v = _joined(part, k_HLD[heads], v_HLD[heads])
+        mask = run.mask(k.shape[1] - k_HLD.shape[1], k_HLD.shape[1], call.window)
         mask = mask if mask is None else mask.to(q.device)
-        out, _ = sdpa_attention_forward(module, part_q, all_k, all_v, mask, scaling=scaling, **kwargs)
+        out, _ = sdpa_attention_forward(call.module, part_q, k[None], v[None], mask, scaling=call.scaling, **call.kwargs)
         outputs.append(out)
-        stats.append(_record(run.needs[row] if window is None else Needs(), part_q[0], all_k[0], scaling))
+        stats.append(_record(needs, part_q[0], k, call.scaling))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)), stats
 
 
-def _joined(part: Part | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Stored rows followed by the new ones, [1, H, N + L, D], decoded to the compute dtype; one copy."""
+def _joined(part: Part | None, k_HLD: Tensor, v_HLD: Tensor) -> tuple[Tensor, Tensor]:
+    """Stored rows followed by the new ones, [H, N + L, D], decoded to the compute dtype; one copy."""
     if part is None or not part.n:
-        return k, v
-    return part.keys.read(k.dtype, k[0])[None], part.values.read(v.dtype, v[0])[None]
+        return k_HLD, v_HLD
+    return part.keys.read(k_HLD.dtype, k_HLD), part.values.read(v_HLD.dtype, v_HLD)
 
 
 def _new_rows(run: Forward, row: int, k_HLD: Tensor, v_HLD: Tensor) -> KV:

@@ -81,7 +81,7 @@ class Row:
         chosen = self.shape.full_layers
         views = [self._view(i, stats[i]) for i in chosen]
         layers = list(self.layers)
-        for i, view, index in zip(chosen, views, keep.select(views, budget), strict=True):
+        for i, index in zip(chosen, keep.select(views, budget), strict=True):
             if index is not None:
                 layers[i] = _take(self.layers[i], index, self.seen)
         return replace(self, layers=tuple(layers))

@@ -44,7 +44,7 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
     return ModelShape(tuple(shapes), query_heads)
 
 
-class EntryCache(Cache):
+class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we can check
     """What transformers sees as its cache: it rounds new rows to the cache dtype and hands them on.
 
     The rows themselves live in our stores, which the attention function reads.

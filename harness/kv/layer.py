@@ -157,7 +157,9 @@ class Part:
         def view(side: Side) -> Side:
             chunks = tuple(
                 Encoded(
-                    {k: t[h : h + 1] for k, t in c.payload.items()}, {k: t[h : h + 1] for k, t in c.metadata.items()}, c.n
+                    {k: t[h : h + 1] for k, t in c.payload.items()},
+                    {k: t[h : h + 1] for k, t in c.metadata.items()},
+                    c.n,
                 )
                 for c in side.chunks
             )

@@ -13,7 +13,7 @@ from harness.types import Bytes
 
 
 def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
-    """Sum (byte kind, tensor) pairs: logical is what the elements take, allocated what their storages hold, each storage once."""
+    """Sum (byte kind, tensor) pairs: logical is what elements take, allocated what storages hold, each storage once."""
     logical: dict[str, int] = {}
     allocated: dict[str, int] = {}
     storages: set[int] = set()
@@ -39,7 +39,9 @@ def _side(codec: Codec, h: int, n: int, d: int, itemsize: int) -> int:
 def _layer(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> int:
     if layer.window is not None:
         return layer.held(seen) * layer.row_bytes(itemsize)
-    rows = _side(stack.keys, layer.heads, n, layer.d_key, itemsize) + _side(stack.values, layer.heads, n, layer.d_value, itemsize)
+    rows = _side(stack.keys, layer.heads, n, layer.d_key, itemsize) + _side(
+        stack.values, layer.heads, n, layer.d_value, itemsize
+    )
     evicted = stack.keep is not None and n < seen
     positions = 4 * layer.heads * n if evicted else 0
     state = 4 * layer.heads * n if stack.keeps_state else 0

@@ -57,9 +57,9 @@ def convert(source: Path, directory: Path) -> None:
     config = _config(fields, tied="lm_head.weight" not in tensors)
     config.save_pretrained(directory)
     stops = [config.eos_token_id, *([0] if fields["tokenizer.ggml.tokens"][0] == _END_OF_TEXT else [])]
-    GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=stops, pad_token_id=config.pad_token_id
-    ).save_pretrained(directory)
+    GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=stops, pad_token_id=config.pad_token_id).save_pretrained(
+        directory
+    )
     tokenizer.save_pretrained(directory)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
@@ -73,9 +73,7 @@ def build_tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     core.decoder = decoders.ByteLevel()
-    special = [
-        token for token, kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True) if kind == _CONTROL
-    ]
+    special = [token for token, kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True) if kind == _CONTROL]
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,

@@ -38,9 +38,7 @@ class RandomModel:
             value = getattr(self, key)
             require(isinstance(value, int) and value > 0, f"model.random.{key}", value, "a whole number above 0")
         require(isinstance(self.seed, int), "model.random.seed", self.seed, "a whole number")
-        require(
-            self.heads % self.kv_heads == 0, "model.random.kv_heads", self.kv_heads, f"it divides {self.heads} heads"
-        )
+        require(self.heads % self.kv_heads == 0, "model.random.kv_heads", self.kv_heads, f"it divides {self.heads} heads")
         require(self.head_dim % 2 == 0, "model.random.head_dim", self.head_dim, "an even number (rotary pairs)")
 
     def write(self, directory: Path) -> None:

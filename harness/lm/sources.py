@@ -113,9 +113,7 @@ def hub_directory(repo: str, revision: str | None, *, weights: bool = True) -> P
 def _snapshot(repo: str, revision: str | None, patterns: Sequence[str]) -> Path:
     label = f"model.repo={repo!r} (revision {revision or 'main'})"
     try:
-        return Path(
-            snapshot_download(repo, revision=revision, allow_patterns=[*patterns], ignore_patterns=[*_DUPLICATES])
-        )
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*patterns], ignore_patterns=[*_DUPLICATES]))
     except GatedRepoError:
         reason = "the repository is gated: accept its terms on its page and log in (hf auth login)"
     except RepositoryNotFoundError:

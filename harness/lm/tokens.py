@@ -125,9 +125,7 @@ class Tokenizer:
     def _template(self) -> tuple[str, str]:
         """The rendered chat template before and after the user's message."""
         if not self.hf.chat_template:
-            raise UserError(
-                "task.chat=True is not possible: the model's tokenizer has no chat template (task.chat=false)"
-            )
+            raise UserError("task.chat=True is not possible: the model's tokenizer has no chat template (task.chat=false)")
         text = self.hf.apply_chat_template(
             [{"role": "user", "content": _MARK}],
             tokenize=False,

@@ -28,9 +28,7 @@ _LEGEND = (
 )
 
 
-def write(
-    records: Sequence[Mapping[str, Any]], path: Path, manifests: Mapping[str, Mapping[str, Any]] | None = None
-) -> None:
+def write(records: Sequence[Mapping[str, Any]], path: Path, manifests: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Write the page: a section for each model and task, a panel for each run and mode in it.
 
     Args:
@@ -66,9 +64,7 @@ def _header(ranked: pd.DataFrame) -> str:
     )
 
 
-def _section(
-    ident: str, section: pd.DataFrame, grid: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]
-) -> str:
+def _section(ident: str, section: pd.DataFrame, grid: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]) -> str:
     first = section.iloc[0]
     better = "higher" if first["higher_is_better"] else "lower"
     seeds = escape(", ".join(dict.fromkeys(section["seeds"])))
@@ -118,9 +114,7 @@ def _frontier_card(ident: str, section: pd.DataFrame, table: dict[str, Look], co
     return _card("Quality against KV bytes", inner, _LEGEND, controls)
 
 
-def _heat_card(
-    ident: str, panel: pd.DataFrame, section: pd.DataFrame, grid: pd.DataFrame, content: dict[str, Any]
-) -> str:
+def _heat_card(ident: str, panel: pd.DataFrame, section: pd.DataFrame, grid: pd.DataFrame, content: dict[str, Any]) -> str:
     own = grid
     for name in GROUP:
         own = own[own[name] == panel[name].iloc[0]]
@@ -141,9 +135,7 @@ def _heat_card(
     return _card(title, _plot(ident, figure, content, with_bytes=False), note, [select])
 
 
-def _bytes_card(
-    ident: str, panel: pd.DataFrame, section: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]
-) -> str:
+def _bytes_card(ident: str, panel: pd.DataFrame, section: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]) -> str:
     note = "allocated bytes by kind, mean over the samples; the marker of the stack stands at the logical bytes"
     inner = f'<div class="scroll">{_plot(ident, figures.breakdown(panel, table), content, with_bytes=True)}</div>'
     return _card(f"What the bytes are, {figures.panel_title(panel, section)}", inner, note)

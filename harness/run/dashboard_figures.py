@@ -41,9 +41,7 @@ def frontier(section: pd.DataFrame, looks: dict[str, Look]) -> go.Figure:
         _add(figure, _frontier_trace(panel, first=i == 0), where)
     first = section.iloc[0]
     arrow = "higher" if first["higher_is_better"] else "lower"
-    figure.update_layout(
-        layout(height=_PANEL_HEIGHT * rows, legend=_legend(), margin={"l": 64, "r": 16, "t": 44, "b": 60})
-    )
+    figure.update_layout(layout(height=_PANEL_HEIGHT * rows, legend=_legend(), margin={"l": 64, "r": 16, "t": 44, "b": 60}))
     figure.update_xaxes(**AXIS, type="log", title={"text": X_TITLES["bytes"], "font": {"size": 13}})
     figure.update_yaxes(**AXIS)
     figure.update_yaxes(title={"text": f"{first['metric']} ({arrow} is better)", "font": {"size": 13}}, col=1)
@@ -162,9 +160,7 @@ def breakdown(panel: pd.DataFrame, looks: dict[str, Look]) -> go.Figure:
         text = [f"<b>{name}</b><br>{kind} {iec(value)}" for name, value in zip(labels, values, strict=True)]
         shape = {"shape": pattern, "fgcolor": "white", "bgcolor": colour, "size": 6, "solidity": 0.25}
         bar = {"orientation": "h", "marker": {"color": colour, "pattern": shape}, "name": kind}
-        figure.add_bar(
-            x=values.tolist(), y=labels, customdata=text, hovertemplate="%{customdata}<extra></extra>", **bar
-        )
+        figure.add_bar(x=values.tolist(), y=labels, customdata=text, hovertemplate="%{customdata}<extra></extra>", **bar)
     styles = [looks[stack] for stack in points["stack"]]
     figure.add_scatter(
         x=points["bytes_logical"].tolist(),

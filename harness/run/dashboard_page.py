@@ -14,9 +14,7 @@ from plotly.offline import get_plotlyjs
 from harness.run.dashboard_style import FONT
 
 LEFT_COLUMNS = (1, 4, 6, 7, 11, 15, 16)  # of the points table: words and intervals
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:"
-)
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:"
 
 _CSS = """
 *{box-sizing:border-box}
@@ -188,9 +186,7 @@ def _share_lines(figures: dict[str, Any]) -> list[str]:
     for trace in (trace for figure in figures.values() for trace in figure["data"]):
         texts = trace.get("customdata", [])
         if len(texts) and isinstance(texts[0], str):
-            trace["customdata"] = [
-                [lines.setdefault(line, len(lines)) for line in text.split("<br>")] for text in texts
-            ]
+            trace["customdata"] = [[lines.setdefault(line, len(lines)) for line in text.split("<br>")] for text in texts]
     return list(lines)
 
 

@@ -43,9 +43,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _score(row: pd.Series[Any]) -> str:
-    text = (
-        f"{escape(row['metric'])} <b>{score_text(row['score'])}</b> {interval_text(row['score_lo'], row['score_hi'])}"
-    )
+    text = f"{escape(row['metric'])} <b>{score_text(row['score'])}</b> {interval_text(row['score_lo'], row['score_hi'])}"
     return f"{text}  ·  n {row['n']}"
 
 

@@ -155,8 +155,7 @@ class Runner:
 
     def _wave(self, waiting: Sequence[Pending]) -> list[Record]:
         asks = [
-            Ask(row=p.row, held=p.held, max_new=p.work.example.max_new_tokens, stop=self._stop(p.work.example))
-            for p in waiting
+            Ask(row=p.row, held=p.held, max_new=p.work.example.max_new_tokens, stop=self._stop(p.work.example)) for p in waiting
         ]
         answers = self.engine.answer(asks)
         return [self._answered(p, answer, len(waiting)) for p, answer in zip(waiting, answers, strict=True)]

@@ -44,9 +44,7 @@ def _table(group: pd.DataFrame) -> Group:
     mode = "query-aware" if first["query_aware"] else "query-agnostic"
     better = "higher" if first["higher_is_better"] else "lower"
     title = f"{first['model']} · {first['task']} · {mode} · {first['metric']} ({better} is better)"
-    table = Table(
-        title=escape(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD
-    )
+    table = Table(title=escape(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("stack", overflow="fold", min_width=12)
     for name in ("n", "score [95 %]", "vs full [95 %, paired]"):
         table.add_column(name, justify="right" if name == "n" else "left", no_wrap=True)

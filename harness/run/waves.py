@@ -75,5 +75,3 @@ def run_halving(
             return [failed(items[0], f"{type(error).__name__}: {line}", traceback.format_exc())]
     middle = len(items) // 2  # outside the handler: the failed attempt's tensors are free again
     return run_halving(run, items[:middle], failed) + run_halving(run, items[middle:], failed)
-
-

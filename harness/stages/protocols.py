@@ -89,9 +89,13 @@ class Scorer(Protocol):
     Inherit from it and write `score`; the other members have defaults.
     """
 
-    needs: ClassVar[Needs] | Needs = Needs()
     phases: ClassVar[tuple[str, ...]] = ("prefill", "always")
     keeps_state: ClassVar[bool] = False  # True: column sums live on in the store and count as bytes
+
+    @property
+    def needs(self) -> Needs:
+        """Statistics to record for it."""
+        return Needs()
 
     def score(self, view: LayerView) -> Tensor:
         """Scores [H, N] fp32 of the stored rows of one layer; sinks and recent rows are protected elsewhere."""
@@ -128,7 +132,7 @@ class RowIndex:
 
     def of(self, x: Tensor) -> Tensor:
         """Copy of the rows of x [H, N, ...] as [H, M, ...]."""
-        return x.flatten(0, 1).index_select(0, self.flat).unflatten(0, self.shape)
+        return x.flatten(0, 1).index_select(0, self.flat).reshape(*self.shape, *x.shape[2:])
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,6 @@ class Encoded:
 
     def take(self, index_HM: Tensor) -> Encoded:
         """Copy rows (codecs with block == 1 only)."""
-
         rows = RowIndex(index_HM, self.n)
         return Encoded(
             {k: rows.of(t) for k, t in self.payload.items()},

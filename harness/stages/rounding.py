@@ -19,4 +19,3 @@ def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The largest value of `dtype` that is <= x (x fp32)."""
     y = x.to(dtype)
     return torch.where(y.float() > x, torch.nextafter(y, torch.full_like(y, float("-inf"))), y)
-

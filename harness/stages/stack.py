@@ -61,8 +61,8 @@ class Stack:
         for role, codec in (("keys", self.keys), ("values", self.values)):
             if codec.block > 1:
                 raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict single rows "
-                    f"from blocks of {codec.block} rows that share a scale; legal are phase=prefill (evict, then encode), "
+                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict single "
+                    f"rows from blocks of {codec.block} rows that share a scale; legal are phase=prefill (evict, then encode), "
                     f"{role}.axis=token, or a per-token codec such as int8"
                 )
 
@@ -99,8 +99,8 @@ class Stack:
         residual = max(self.keys.residual, self.values.residual)
         if self.evicts_steps and residual > recent:
             raise UserError(
-                f"compress.phase={self.phase!r} evicts from the {residual} exact newest rows of the codec while only {recent} are "
-                f"protected: legal are keep.recent >= {residual}, codec residual <= {recent}, or phase=prefill"
+                f"compress.phase={self.phase!r} evicts from the {residual} exact newest rows of the codec while only {recent} "
+                f"are protected: legal are keep.recent >= {residual}, codec residual <= {recent}, or phase=prefill"
             )
         return tokens
 

@@ -20,7 +20,8 @@ class IntGroups:
     m is the group's minimum rounded down and s = (max - m) / (2^bits - 1) rounded up, both in the cache dtype; codes are
     computed against the stored m and s, so the extremes stay inside the code range.
     axis "channel" groups `group` consecutive tokens of one channel (right for keys, whose outliers live in channels: KIVI,
-    arXiv 2402.02750); axis "token" groups `group` consecutive channels of one token. "auto" is channel for keys, token for values.
+    arXiv 2402.02750); axis "token" groups `group` consecutive channels of one token. "auto": channel for keys, token for
+    values.
     Bytes per KV head: n * ceil(d * bits / 8) plus two metadata values per group.
     """
 
@@ -69,7 +70,7 @@ class IntGroups:
     def encode(self, x_HND: Tensor) -> Encoded:
         top = (1 << self.bits) - 1
         dim = 2 if self.axis == "channel" else 3
-        x_groups = x_HND.float().unflatten(dim - 1, (-1, self.group))
+        x_groups = _groups(x_HND.float(), dim, self.group)
         low = round_down(x_groups.amin(dim, keepdim=True), x_HND.dtype)
         scale = round_up((x_groups.amax(dim, keepdim=True) - low.float()) / top, x_HND.dtype)
         divisor = scale.float().masked_fill(scale == 0, 1.0)  # a constant group has scale 0 and decodes to its minimum
@@ -81,8 +82,14 @@ class IntGroups:
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
         unpack_into(e.payload["codes"], self.bits, out_HND)
         dim = 2 if self.axis == "channel" else 3
-        groups = out_HND.unflatten(dim - 1, (-1, self.group))
+        groups = _groups(out_HND, dim, self.group)
         groups.mul_(e.metadata["scale"].unsqueeze(dim)).add_(e.metadata["min"].unsqueeze(dim))
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
         return h * n * packed_width(d, self.bits), h * (n * d // self.group) * 2 * itemsize
+
+
+def _groups(x_HND: Tensor, dim: int, group: int) -> Tensor:
+    """View the token axis (dim 2) or the channel axis (dim 3) as groups along that dim."""
+    h, n, d = x_HND.shape
+    return x_HND.view(h, n // group, group, d) if dim == 2 else x_HND.view(h, n, d // group, group)

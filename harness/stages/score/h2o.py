@@ -18,8 +18,11 @@ class H2O(Scorer):
     lose their sum; new rows start at 0. In every phase but `prefill` the sums live on in the store and count as bytes.
     """
 
-    needs: ClassVar[Needs] = Needs(column_sums=True)
     keeps_state: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(column_sums=True)
 
     def score(self, view: LayerView) -> Tensor:
         assert view.stats.column_sums_HN is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from harness.stages.protocols import LayerView, Scorer
@@ -14,7 +15,8 @@ class KeyNorm(Scorer):
     """L2 norm of keys (arXiv 2406.11430): a low norm draws attention, so the score is -||k||."""
 
     def score(self, view: LayerView) -> Tensor:
-        return -view.k_HND.norm(dim=-1)
+        norms_HN: Tensor = torch.linalg.vector_norm(view.k_HND, dim=-1)
+        return -norms_HN
 
     def default_recent(self, tokens: int, sinks: int) -> int:
         return 0

@@ -31,7 +31,7 @@ class SnapKV(Scorer):
         require(ok, "keep.scorer.kernel", self.kernel, "a positive odd number")
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         return Needs(queries=self.window)
 
     def score(self, view: LayerView) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,7 +16,9 @@ class Tova(Scorer):
     As in the paper no row is protected by its age, the newest one included.
     """
 
-    needs: ClassVar[Needs] = Needs(queries=1)
+    @property
+    def needs(self) -> Needs:
+        return Needs(queries=1)
 
     def score(self, view: LayerView) -> Tensor:
         weights_HN = view.window_attention(1)[:, 0]

@@ -1,0 +1,39 @@
+# Two commands are all the set-up: `make run` and `make test`.
+PYTHON ?= python3
+PY := .venv/bin/python
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-fast check bench ci-deps clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch .venv/ready
+
+run: .venv/ready ## environment, model, the default experiment, frontier and dashboard (ARGS="compress=int8 task=needle" to change it)
+	$(PY) -m harness $(ARGS)
+
+test: .venv/ready ## every test, the slow ones too
+	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest $(ARGS)
+
+test-fast: .venv/ready ## the tests that need no real model
+	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest -m "not slow" $(ARGS)
+
+check: .venv/ready ## formatting, lint and types
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+bench: .venv/ready ## ratios on this machine: fused sweep, statistics, keep-all overhead
+	for script in tests/bench/*.py; do $(PY) $$script || exit 1; done
+
+ci-deps: ## system packages that some tests need (Debian: chromium)
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null
+
+clean: ## remove the environment and caches of tools, never results
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
