@@ -43,6 +43,7 @@ class Example:
     depth: float | None = None  # 0..1, where the evidence stands
     max_new_tokens: int = 32
     stop: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # scored by log-likelihood instead of generating; answers hold the right ones
     truncated: bool = False
     distractors: tuple[str, ...] = ()  # values in the context that are not the answer; the strict score reads them
 

@@ -38,6 +38,8 @@ class Forward:
     lengths: Sequence[int]
     needs: Sequence[Needs]
     kv_dtype: torch.dtype
+    reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
+    errors: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # [layer][row]: |out - ref|^2, |ref|^2
     new: dict[int, list[KV]] = field(default_factory=dict)
     stats: dict[int, list[list[Stats]]] = field(default_factory=dict)  # [layer][row][part]
     masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
@@ -96,7 +98,13 @@ def attend(
         out, stats = _attend_row(call, row, q, k, v)
         run.stats[layer].append(stats)
         outputs.append(out if n == query.shape[2] else torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - n)))
+    if run.reference is not None:
+        run.errors[layer] = [_distance(out, outputs[at]) for out, at in zip(outputs, run.reference, strict=True)]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)), None
+
+
+def _distance(out: Tensor, reference: Tensor) -> tuple[float, float]:
+    return float((out.float() - reference.float()).square().sum()), float(reference.float().square().sum())
 
 
 @dataclass(frozen=True)

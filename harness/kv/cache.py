@@ -13,7 +13,6 @@ from harness.kv.attention import Forward
 from harness.kv.layer import LayerStore, Part, Side
 from harness.kv.memory import measure, predict
 from harness.kv.shape import ModelShape
-from harness.stages.codec.exact import Exact
 from harness.stages.protocols import LayerView, Stats
 from harness.stages.stack import Stack
 from harness.types import KV, Bytes
@@ -31,15 +30,15 @@ class Row:
     seed: int = 0
 
     @classmethod
-    def empty(cls, shape: ModelShape) -> Row:
-        """An exact row that has seen nothing."""
-        return cls(shape, Stack(), ((),) * len(shape.layers), 0)
+    def empty(cls, shape: ModelShape, stack: Stack | None = None, budget: int | None = None, seed: int = 0) -> Row:
+        """A row that has seen nothing; under a stack (its budget already solved) it compresses from the first token on."""
+        return cls(shape, stack or Stack(), ((),) * len(shape.layers), 0, budget, seed)
 
     def after(self, run: Forward, row: int) -> Row:
         """This row with the new tokens of a forward appended; nothing is evicted yet."""
         layers = []
-        for i, store in enumerate(self.layers):
-            grown = self._append(store, run.new[i][row], run.stats[i][row])
+        for i in range(len(self.layers)):
+            grown = self._append(i, run.new[i][row], run.stats[i][row])
             window = self.shape.layers[i].window
             layers.append(grown if window is None else (grown[0].newest(window - 1),))
         return replace(self, layers=tuple(layers), seen=self.seen + run.lengths[row])
@@ -50,11 +49,15 @@ class Row:
             return self
         return self._evict([run.stats[i][row] for i in range(len(self.layers))])
 
-    def _append(self, store: LayerStore, new: KV, stats: Sequence[Stats]) -> LayerStore:
-        if not store:
-            exact = Exact()
-            return (Part(0, new.k_HND.shape[0], Side.of(new.k_HND, exact, None), Side.of(new.v_HND, exact, None)),)
-        return tuple(part.append(new, s.column_sums_HN) for part, s in zip(store, stats, strict=True))
+    def _append(self, i: int, new: KV, stats: Sequence[Stats]) -> LayerStore:
+        if self.layers[i]:
+            return tuple(part.append(new, s.column_sums_HN) for part, s in zip(self.layers[i], stats, strict=True))
+        compressed = self.shape.layers[i].window is None
+        stack = self.stack if compressed else Stack()
+        view = new.k_HND.dtype if stack.read == "cached" else None
+        keys, values = Side.of(new.k_HND, stack.keys, view), Side.of(new.v_HND, stack.values, view)
+        sums = stats[0].column_sums_HN if stack.keeps_state else None
+        return (Part(0, new.k_HND.shape[0], keys, values, None, sums),)
 
     def compress(self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype) -> Row:
         """This exact row under a stack: all layers at once, after the context. `dtype` is that of a decoded view.

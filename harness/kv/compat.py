@@ -63,10 +63,10 @@ class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we c
         return k, v
 
 
-def forward(model: PreTrainedModel, ids_BL: Tensor, positions_BL: Tensor, cache: Cache, logits: Tensor | int) -> Tensor:
-    """One forward at given positions; logits [B, L', V] for the last `logits` tokens, or for the token indices it holds."""
+def forward(model: PreTrainedModel, ids_BL: Tensor, positions_BL: Tensor, cache: Cache, logits: Tensor | slice) -> Tensor:
+    """One forward at given positions; logits [B, L', V] of the token indices asked for, slice(None) for all."""
     parameters = inspect.signature(model.forward).parameters
     name = "cache" if "cache" in parameters else "past_key_values"
-    kwargs: dict[str, Any] = {name: cache, "use_cache": True, "logits_to_keep": logits}
+    kwargs: dict[str, Any] = {name: cache, "use_cache": True, "logits_to_keep": 0 if isinstance(logits, slice) else logits}
     out: Tensor = model(input_ids=ids_BL, position_ids=positions_BL, **kwargs).logits
     return out

@@ -57,6 +57,25 @@ class Answer:
     seconds: float  # of the whole wave
 
 
+@dataclass(frozen=True)
+class Scored:
+    """Log-probabilities of the target tokens, whether greedy decoding would have given them, and the row afterwards."""
+
+    logp: tuple[float, ...]
+    greedy: bool
+    row: Row
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows after a chunk, its logits [B, L, V], bytes before eviction, and attention-output errors [layer][row]."""
+
+    rows: list[Row]
+    logits_BLV: Tensor
+    grown_bytes: list[int]
+    errors: list[list[tuple[float, float]]]
+
+
 class Engine:
     """Runs a decoder on token ids through our stores.
 
@@ -86,6 +105,28 @@ class Engine:
         """Feed each row its own tokens (numbers may differ); returns the rows afterwards and the last logits [B, V]."""
         grown, run, logits = self._forward(rows, ids, self._step_needs(rows, range(len(rows))))
         return [row.settled(run, b) for b, row in enumerate(grown)], logits
+
+    @torch.inference_mode()
+    def score(self, rows: Sequence[Row], held: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Scored]:
+        """Log-likelihood of each row's targets after its held-back tokens, all fed through the row's own store."""
+        lengths = [len(h) for h in held]
+        ids = [[*h, *t[:-1]] for h, t in zip(held, targets, strict=True)]
+        rows, run, logits_BLV = self._forward(rows, ids, self._step_needs(rows, range(len(rows))), every=True)
+        out = []
+        for b, (first, target) in enumerate(zip(lengths, targets, strict=True)):
+            logits_LV = logits_BLV[b, first - 1 : first - 1 + len(target)].float()
+            wanted = torch.tensor(list(target), device=logits_LV.device)
+            logp_L = logits_LV.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
+            greedy = bool((logits_LV.argmax(-1) == wanted).all())
+            out.append(Scored(tuple(logp_L.tolist()), greedy, rows[b].settled(run, b)))
+        return out
+
+    @torch.inference_mode()
+    def read(self, rows: Sequence[Row], ids: Sequence[Sequence[int]], reference: Sequence[int] | None = None) -> Step:
+        """Feed each row its own chunk and keep all logits: one step of a stream."""
+        grown, run, logits = self._forward(rows, ids, self._step_needs(rows, range(len(rows))), every=True, reference=reference)
+        settled = [row.settled(run, b) for b, row in enumerate(grown)]
+        return Step(settled, logits, [row.bytes().total for row in grown], [run.errors[i] for i in sorted(run.errors)])
 
     @torch.inference_mode()
     def answer(self, asks: Sequence[Ask]) -> list[Answer]:
@@ -118,8 +159,15 @@ class Engine:
         return "length" if len(out) >= ask.max_new else ""
 
     def _forward(
-        self, rows: Sequence[Row], ids: Sequence[Sequence[int]], needs: Sequence[Needs]
+        self,
+        rows: Sequence[Row],
+        ids: Sequence[Sequence[int]],
+        needs: Sequence[Needs],
+        *,
+        every: bool = False,
+        reference: Sequence[int] | None = None,
     ) -> tuple[list[Row], Forward, Tensor]:
+        """One forward: rows with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`."""
         lengths = [len(one) for one in ids]
         seen = [row.seen for row in rows]
         # Shorter rows are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
@@ -127,14 +175,16 @@ class Engine:
         ids_BL = torch.tensor([[*one, *[0] * (width - len(one))] for one in ids], device=device)
         positions_BL = torch.tensor(seen, device=device)[:, None] + torch.arange(width, device=device)
         last = sorted({n - 1 for n in lengths})
-        run = Forward(self.shape, [row.layers for row in rows], seen, lengths, needs, self.kv_dtype)
+        run = Forward(self.shape, [row.layers for row in rows], seen, lengths, needs, self.kv_dtype, reference)
         token = CURRENT.set(run)
         try:
             cache = EntryCache(len(self.shape.layers), self.kv_dtype)
-            logits_BKV = forward(self.model, ids_BL, positions_BL, cache, torch.tensor(last, device=device))
+            wanted = slice(None) if every else torch.tensor(last, device=device)
+            logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
         assert sorted(run.new) == list(range(len(self.shape.layers))), "a layer did not reach our attention"
-        where = torch.tensor([last.index(n - 1) for n in lengths], device=device)
-        logits_BV = logits_BKV[torch.arange(len(rows), device=device), where]
-        return [row.after(run, b) for b, row in enumerate(rows)], run, logits_BV
+        if not every:
+            where = torch.tensor([last.index(n - 1) for n in lengths], device=device)
+            logits = logits[torch.arange(len(rows), device=device), where]
+        return [row.after(run, b) for b, row in enumerate(rows)], run, logits

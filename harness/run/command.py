@@ -14,13 +14,14 @@ from harness.kv.attention import NAME
 from harness.kv.compat import shape_of
 from harness.lm.engine import Engine
 from harness.lm.load import ModelSpec, load
+from harness.lm.waves import parse_bytes
 from harness.run import identity
 from harness.run.cells import Cell, build, cells, key_of
+from harness.run.recorder import Setup
 from harness.run.report import write_all
-from harness.run.runner import Runner, Setup
+from harness.run.runner import Runner
 from harness.run.store import Store
 from harness.run.table import show
-from harness.run.waves import parse_bytes
 from harness.types import Example, Task, Tokens, UserError, require
 
 NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress")
@@ -69,12 +70,13 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         seed=config["seed"],
         memory_limit=memory,
         attn=NAME,
+        kv_dtype=spec.kv_dtype,
+        shape=engine.shape,
         progress=config["progress"],
     )
-    runner = Runner(lm, engine, task, found, store, setup)
-    runner.run(examples)
+    failures = Runner(lm, engine, task, store, setup).run(examples, found)
     show(write_all(store.folder, manifest))
-    return store.folder, len(runner.failures)
+    return store.folder, len(failures)
 
 
 def _examples(task: Task, tokens: Tokens, corpus: Any, config: dict[str, Any], limit: int | None) -> list[Example]:

@@ -1,0 +1,167 @@
+"""Jobs in, results out: one exact prefill per context, a row per job, rows finished in waves under a memory limit.
+
+Everything is token ids and stacks; it knows no text, no task and no record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from harness.kv.cache import Row
+from harness.lm.engine import Answer, Ask, Engine, Prefix, Scored
+from harness.lm.waves import MOST_ROWS, Forecast, run_halving
+from harness.stages.protocols import Needs
+from harness.stages.stack import Stack
+from harness.types import Bytes, UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A context, a stack, and what follows: `held` tokens, then either generation or the log-likelihood of `targets`.
+
+    Each of the targets is scored on its own fork of the compressed context. `tag` is the caller's.
+    """
+
+    prefix: tuple[int, ...]
+    stack: Stack
+    held: tuple[int, ...]
+    max_new: int = 0
+    stop: Callable[[Sequence[int]], bool] = lambda ids: False
+    targets: tuple[tuple[int, ...], ...] = ()
+    seed: int = 0
+    tag: Any = None
+
+    @property
+    def growth(self) -> int:
+        """Most tokens fed after the context was compressed."""
+        return len(self.held) + max([self.max_new, *map(len, self.targets)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What became of a job; `status` is ok, refused (the reason in `error`) or failed (`trace` beside it)."""
+
+    job: Job
+    status: str = "ok"
+    error: str | None = None
+    trace: str = ""
+    row: Row | None = None  # as compressed, before anything was fed
+    context: Bytes = field(default_factory=lambda: Bytes({}, {}))
+    peak_prefill: int = 0  # exact context, statistics and compressed store, together while compressing
+    answer: Answer | None = None
+    scored: tuple[Scored, ...] = ()
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def final(self) -> Row:
+        """The row at the end; of several forks, the longest."""
+        rows = [self.answer.row] if self.answer else [s.row for s in self.scored]
+        return max(rows, key=lambda row: row.seen)
+
+    @property
+    def peak(self) -> int:
+        """Largest bytes of the row from compression to the end."""
+        return self.answer.peak if self.answer else max(self.context.total, *(s.row.bytes().total for s in self.scored))
+
+
+@dataclass
+class _Waiting:
+    served: Served
+    forecast: int
+
+
+class Server:
+    """Serves jobs through an engine; jobs on one context must stand together to share its prefill."""
+
+    def __init__(self, engine: Engine, memory_limit: int) -> None:
+        self.engine, self.limit = engine, memory_limit
+        text = engine.model.config.get_text_config()
+        self.forecast = Forecast(
+            shape=engine.shape,
+            kv_itemsize=engine.kv_dtype.itemsize,
+            itemsize=engine.model.dtype.itemsize,
+            vocabulary=text.vocab_size,
+        )
+
+    def serve(self, jobs: Iterable[Job], done: Callable[[list[Served]], Any]) -> None:
+        """Run all jobs; `done` gets the results of every wave as soon as it ends, and refusals at once."""
+        waiting: list[_Waiting] = []
+        for ids, same in groupby(jobs, key=lambda job: job.prefix):
+            self._context(ids, list(same), waiting, done)
+        self._flush(waiting, done)
+
+    def _context(
+        self, ids: Sequence[int], jobs: list[Job], waiting: list[_Waiting], done: Callable[[list[Served]], Any]
+    ) -> None:
+        """One exact prefill, then a row for every job; rows wait until their wave is full."""
+        base = self.forecast.prefix(len(ids))
+        prefix: Prefix | None = None
+        for job in jobs:
+            try:
+                size = self.forecast.row(job.stack, len(ids), job.growth)
+                if base + size > self.limit:
+                    raise UserError(
+                        f"memory_limit={self.limit} is too small for this example alone: it needs {base + size} bytes"
+                    )
+                total = base + size + sum(w.forecast for w in waiting)
+                if waiting and (total > self.limit or len(waiting) >= MOST_ROWS):
+                    self._flush(waiting, done)
+                prefix = prefix or self.engine.prefill(ids, _needs(jobs))
+                served = self._row(job, prefix)
+            except UserError as error:
+                done([Served(job=job, status="refused", error=str(error))])
+                continue
+            # A row that aliases the prefix keeps it alive until its wave is done.
+            waiting.append(_Waiting(served, size if job.stack.compresses else size + served.context.total))
+
+    def _row(self, job: Job, prefix: Prefix) -> Served:
+        start = time.perf_counter()
+        row = self.engine.compress(prefix, job.stack, job.seed)
+        timings = {"prefill_s": prefix.seconds, "compress_s": time.perf_counter() - start}
+        context = row.bytes()
+        peak = prefix.nbytes + (context.total if job.stack.compresses else 0)
+        return Served(job=job, row=row, context=context, peak_prefill=peak, timings=timings)
+
+    def _flush(self, waiting: list[_Waiting], done: Callable[[list[Served]], Any]) -> None:
+        rows = [w.served for w in waiting]
+        waiting.clear()
+        for wanted in (True, False):  # rows that generate step together, rows that score are fed once
+            wave = [s for s in rows if (not s.job.targets) == wanted]
+            if wave:
+                done(run_halving(self._generate if wanted else self._score, wave, _failed))
+
+    def _generate(self, wave: Sequence[Served]) -> list[Served]:
+        asks = [Ask(row=_row(s), held=s.job.held, max_new=s.job.max_new, stop=s.job.stop) for s in wave]
+        answers = self.engine.answer(asks)
+        return [
+            replace(s, answer=a, timings={**s.timings, "wave_s": a.seconds, "wave_rows": float(len(wave))})
+            for s, a in zip(wave, answers, strict=True)
+        ]
+
+    def _score(self, wave: Sequence[Served]) -> list[Served]:
+        start = time.perf_counter()
+        forks = [(_row(s), s.job.held, target) for s in wave for target in s.job.targets]
+        scored = iter(self.engine.score(*map(list, zip(*forks, strict=True))))  # type: ignore[arg-type]
+        results = [tuple(next(scored) for _ in s.job.targets) for s in wave]
+        timings = {"wave_s": time.perf_counter() - start, "wave_rows": float(len(forks))}
+        return [replace(s, scored=r, timings=s.timings | timings) for s, r in zip(wave, results, strict=True)]
+
+
+def _row(served: Served) -> Row:
+    assert served.row is not None
+    return served.row
+
+
+def _needs(jobs: Sequence[Job]) -> Needs:
+    needs = Needs()
+    for job in jobs:
+        needs = needs | job.stack.needs
+    return needs
+
+
+def _failed(served: Served, line: str, trace: str) -> Served:
+    return Served(job=served.job, status="failed", error=line, trace=trace)

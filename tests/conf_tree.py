@@ -1,0 +1,50 @@
+"""Every member of conf/{compress,keep,codec}, found through the YAML tree: a new one is tried by the tests on arrival."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from harness.stages.stack import Stack
+
+CONF = Path(__file__).parents[1] / "conf"
+
+
+def members(group: str) -> list[str]:
+    """Names in a group, sorted."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+@lru_cache
+def config(group: str, name: str, *changes: str) -> dict[str, Any]:
+    """Resolved configuration of a member; `changes` are Hydra overrides relative to it, such as budget.value=8."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = hydra.compose(overrides=[f"+{group}@it={name}", *(f"it.{change}" for change in changes)])
+    found: dict[str, Any] = OmegaConf.to_container(composed.it, resolve=True)  # type: ignore[assignment]
+    return {k: v for k, v in found.items() if k not in ("name", "points")} if group == "compress" else found
+
+
+def member(group: str, name: str, *changes: str) -> Any:
+    """A member of keep or codec, instantiated."""
+    return instantiate(config(group, name, *changes), _convert_="all")
+
+
+def stack(name: str, *changes: str) -> Stack:
+    """A member of compress, instantiated."""
+    found = member("compress", name, *changes)
+    assert isinstance(found, Stack)
+    return found
+
+
+def keep(name: str, tokens: int, **changes: Any) -> Any:
+    """A member of keep under a budget of tokens; changes replace its fields, such as layers and heads."""
+    parts = config("keep", name)
+    parts = parts | {"budget": parts["budget"] | {"unit": "tokens", "value": tokens}}
+    return instantiate(parts, _convert_="all", **changes)

@@ -1,0 +1,128 @@
+"""An uncompressed row equals transformers' own cache and sdpa bit for bit, in every family; statistics change no bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from harness.kv.attention import CURRENT, Forward
+from harness.kv.cache import Row
+from harness.kv.compat import EntryCache, forward
+from harness.lm.engine import Engine
+from harness.stages.protocols import Needs
+from tests import tiny_models
+from tests.tiny_models import FAMILIES, ids, tiny
+
+PROMPT, CHUNK = 40, 9  # the prompt is longer than the sliding window, and so is what is left of it after the chunk
+CALLS = (PROMPT, CHUNK, 1, 1, 1, 1, 3, 1)
+EVERYTHING = Needs(column_sums=True, queries=32)
+
+
+def all_logits(engine: Engine, row: Row, tokens: list[int], needs: Needs) -> tuple[Row, Tensor]:
+    """One forward of the engine's parts with the logits of all its tokens [L, V]."""
+    run = Forward(engine.shape, [row.layers], [row.seen], [len(tokens)], [needs], engine.kv_dtype)
+    held = CURRENT.set(run)
+    try:
+        cache = EntryCache(len(engine.shape.layers), engine.kv_dtype)
+        positions = torch.arange(row.seen, row.seen + len(tokens))[None]
+        logits = forward(engine.model, torch.tensor([tokens]), positions, cache, 0)
+    finally:
+        CURRENT.reset(held)
+    return row.after(run, 0), logits[0]
+
+
+def stock_logits(model: PreTrainedModel, cache: DynamicCache, seen: int, tokens: list[int], keep: int) -> Tensor:
+    positions = torch.arange(seen, seen + len(tokens))[None]
+    return forward(model, torch.tensor([tokens]), positions, cache, keep)[0]
+
+
+def calls() -> list[list[int]]:
+    tokens = iter(ids(sum(CALLS)))
+    return [[next(tokens) for _ in range(n)] for n in CALLS]
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_every_logit_equals_stock(family: str, kv_heads: int) -> None:
+    engine, model = tiny_models.engine(family, kv_heads), tiny(family, "sdpa", kv_heads)
+    for needs in (Needs(), EVERYTHING):
+        cache, row, seen = DynamicCache(config=model.config), Row.empty(engine.shape), 0
+        for tokens in calls():
+            expected = stock_logits(model, cache, seen, tokens, 0)
+            row, found = all_logits(engine, row, tokens, needs)
+            assert torch.equal(found, expected), (seen, len(tokens), float((found - expected).abs().max()))
+            seen += len(tokens)
+        assert row.seen == seen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_the_engine_gives_stock_last_logits_and_rows(family: str) -> None:
+    engine, model = tiny_models.engine(family), tiny(family, "sdpa")
+    first, *rest = calls()
+    cache = DynamicCache(config=model.config)
+    stock_logits(model, cache, 0, first, 1)
+    prefix = engine.prefill(first, EVERYTHING)
+    row, seen = prefix.row, len(first)
+    for tokens in rest:
+        expected = stock_logits(model, cache, seen, tokens, 1)
+        (row,), logits = engine.feed([row], [tokens])
+        assert torch.equal(logits, expected)
+        seen += len(tokens)
+    for i, layer in enumerate(engine.shape.layers):
+        (part,) = row.layers[i]
+        k, v = cache.layers[i].keys[0], cache.layers[i].values[0]
+        assert part.n == layer.held(seen)
+        assert torch.equal(part.keys.read(torch.float32), k[:, -part.n :])
+        assert torch.equal(part.values.read(torch.float32), v[:, -part.n :])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_half_precision_models_equal_stock_too(dtype: torch.dtype) -> None:
+    for family in ("llama", "gemma3"):
+        config = tiny_models.config(family)
+        engine = Engine(tiny_models.build(config, "kv_harness", dtype), dtype)
+        model = tiny_models.build(config, "sdpa", dtype)
+        cache, row, seen = DynamicCache(config=model.config), Row.empty(engine.shape), 0
+        for tokens in calls():
+            expected = stock_logits(model, cache, seen, tokens, 0)
+            row, found = all_logits(engine, row, tokens, EVERYTHING)
+            assert torch.equal(found, expected)
+            seen += len(tokens)
+
+
+@torch.inference_mode()
+def test_the_sliding_window_is_honoured() -> None:
+    """Without its window mistral answers otherwise: the equality above would notice a window that is not applied."""
+    tokens = ids(PROMPT)
+    with_window, without = tiny_models.engine("mistral"), tiny_models.engine("mistral_full")
+    assert with_window.shape.layers[0].window == tiny_models.WINDOW
+    assert without.shape.layers[0].window is None
+    (_, a), (_, b) = (all_logits(e, Row.empty(e.shape), tokens, Needs()) for e in (with_window, without))
+    assert torch.equal(a[: tiny_models.WINDOW], b[: tiny_models.WINDOW])
+    assert float((a[-1] - b[-1]).abs().max()) > 1e-2
+
+
+@torch.inference_mode()
+def test_rounding_to_the_cache_dtype_happens_before_attention() -> None:
+    """fp32 model, bf16 cache: the logits equal those of a stock model whose cache rounds on entry."""
+    engine = Engine(tiny("llama"), torch.bfloat16)
+    model = tiny("llama", "sdpa")
+
+    class Rounding(DynamicCache):  # type: ignore[misc]
+        def update(self, k: Tensor, v: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            k, v = (x.to(torch.bfloat16).float() for x in (k, v))
+            found: tuple[Tensor, Tensor] = super().update(k, v, *args, **kwargs)
+            return found
+
+    cache, row, seen = Rounding(config=model.config), Row.empty(engine.shape), 0
+    for tokens in calls():
+        expected = stock_logits(model, cache, seen, tokens, 0)
+        row, found = all_logits(engine, row, tokens, Needs())
+        assert torch.equal(found, expected)
+        seen += len(tokens)
+    assert row.bytes().total == engine.shape.full_bytes(seen, 2)
