@@ -241,6 +241,7 @@ class Record:
     bytes: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     series_path: str | None = None
+    chunk: int | None = None  # streams: tokens fed between two compressions
     status: str = "ok"  # ok | refused | failed | not_exercised
     error: str | None = None
     schema: int = SCHEMA

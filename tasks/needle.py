@@ -57,7 +57,7 @@ class Needle:
     intro: str = ""
     needle: str = "The special magic {kind} for {key} is: {value}."
     question: str = "What is the special magic {kind} for {key} mentioned in the text above?"
-    answer_prefix: str = "The special magic {kind} for {key} mentioned in the text above is:"
+    answer_prefix: str = "The special magic {kind} for {key} is:"
     metric: str = "contains"
     stop: Sequence[str] | str = ()
 

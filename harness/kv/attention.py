@@ -56,11 +56,11 @@ class Forward:
             query = torch.arange(past, past + length)[:, None]
             row = torch.arange(past + length)[None]
             allowed = row <= query
-            slides = window is not None and past + length > window
+            slides = window is not None and past + length >= window  # stock hands sdpa a mask from here on
             if slides:
                 allowed &= row > query - int(window or 0)
             plain = not slides and (length == 1 or past == 0)
-            self.masks[key] = None if plain or bool(allowed.all()) else allowed[None, None]
+            self.masks[key] = None if plain else allowed[None, None]
         return self.masks[key]
 
     def positions(self, row: int, device: torch.device) -> Tensor:

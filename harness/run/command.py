@@ -21,9 +21,11 @@ from harness.run.recorder import Setup
 from harness.run.report import write_all
 from harness.run.runner import Runner
 from harness.run.store import Store
+from harness.run.stream_runner import StreamRunner
 from harness.run.table import show
 from harness.types import Example, Task, Tokens, UserError, require
 
+RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner}
 NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress")
 
 
@@ -74,7 +76,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         shape=engine.shape,
         progress=config["progress"],
     )
-    failures = Runner(lm, engine, task, store, setup).run(examples, found)
+    failures = RUNNERS[getattr(task, "kind", "question")](lm, engine, task, store, setup).run(examples, found)
     show(write_all(store.folder, manifest))
     return store.folder, len(failures)
 

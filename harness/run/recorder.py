@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -47,8 +47,10 @@ class Work:
 class Recorder:
     """Writes the records of one invocation; use it as a context manager, which shows progress while it is open."""
 
-    def __init__(self, task: Task, store: Store, setup: Setup, total: int) -> None:
-        self.task, self.store, self.setup = task, store, setup
+    def __init__(
+        self, task: Task, store: Store, setup: Setup, total: int, shared: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        self.task, self.store, self.setup, self.shared = task, store, setup, shared
         self.failures: list[str] = []
         self.bar = tqdm(total=total, unit="rec", desc=setup.run_id, disable=not setup.progress or not total)
 
@@ -133,7 +135,7 @@ class Recorder:
             "chance": task.chance,
             "seed": self.setup.seed,
         }
-        return Record(**(shared | fields))
+        return Record(**(shared | dict(self.shared) | fields))
 
 
 def key(setup: Setup, task: Task, example: Example, prompt: Prompt, cell: Cell) -> str:

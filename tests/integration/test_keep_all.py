@@ -18,6 +18,7 @@ from tests.tiny_models import FAMILIES, ids, tiny
 PROMPT, CHUNK = 40, 9  # the prompt is longer than the sliding window, and so is what is left of it after the chunk
 CALLS = (PROMPT, CHUNK, 1, 1, 1, 1, 3, 1)
 EVERYTHING = Needs(column_sums=True, queries=32)
+ALL, LAST = slice(None), torch.tensor([-1])  # logits asked for
 
 
 def all_logits(engine: Engine, row: Row, tokens: list[int], needs: Needs) -> tuple[Row, Tensor]:
@@ -27,13 +28,13 @@ def all_logits(engine: Engine, row: Row, tokens: list[int], needs: Needs) -> tup
     try:
         cache = EntryCache(len(engine.shape.layers), engine.kv_dtype)
         positions = torch.arange(row.seen, row.seen + len(tokens))[None]
-        logits = forward(engine.model, torch.tensor([tokens]), positions, cache, 0)
+        logits = forward(engine.model, torch.tensor([tokens]), positions, cache, ALL)
     finally:
         CURRENT.reset(held)
     return row.after(run, 0), logits[0]
 
 
-def stock_logits(model: PreTrainedModel, cache: DynamicCache, seen: int, tokens: list[int], keep: int) -> Tensor:
+def stock_logits(model: PreTrainedModel, cache: DynamicCache, seen: int, tokens: list[int], keep: Tensor | slice) -> Tensor:
     positions = torch.arange(seen, seen + len(tokens))[None]
     return forward(model, torch.tensor([tokens]), positions, cache, keep)[0]
 
@@ -51,7 +52,7 @@ def test_every_logit_equals_stock(family: str, kv_heads: int) -> None:
     for needs in (Needs(), EVERYTHING):
         cache, row, seen = DynamicCache(config=model.config), Row.empty(engine.shape), 0
         for tokens in calls():
-            expected = stock_logits(model, cache, seen, tokens, 0)
+            expected = stock_logits(model, cache, seen, tokens, ALL)
             row, found = all_logits(engine, row, tokens, needs)
             assert torch.equal(found, expected), (seen, len(tokens), float((found - expected).abs().max()))
             seen += len(tokens)
@@ -64,11 +65,11 @@ def test_the_engine_gives_stock_last_logits_and_rows(family: str) -> None:
     engine, model = tiny_models.engine(family), tiny(family, "sdpa")
     first, *rest = calls()
     cache = DynamicCache(config=model.config)
-    stock_logits(model, cache, 0, first, 1)
+    stock_logits(model, cache, 0, first, LAST)
     prefix = engine.prefill(first, EVERYTHING)
     row, seen = prefix.row, len(first)
     for tokens in rest:
-        expected = stock_logits(model, cache, seen, tokens, 1)
+        expected = stock_logits(model, cache, seen, tokens, LAST)
         (row,), logits = engine.feed([row], [tokens])
         assert torch.equal(logits, expected)
         seen += len(tokens)
@@ -89,7 +90,7 @@ def test_half_precision_models_equal_stock_too(dtype: torch.dtype) -> None:
         model = tiny_models.build(config, "sdpa", dtype)
         cache, row, seen = DynamicCache(config=model.config), Row.empty(engine.shape), 0
         for tokens in calls():
-            expected = stock_logits(model, cache, seen, tokens, 0)
+            expected = stock_logits(model, cache, seen, tokens, ALL)
             row, found = all_logits(engine, row, tokens, EVERYTHING)
             assert torch.equal(found, expected)
             seen += len(tokens)
@@ -121,7 +122,7 @@ def test_rounding_to_the_cache_dtype_happens_before_attention() -> None:
 
     cache, row, seen = Rounding(config=model.config), Row.empty(engine.shape), 0
     for tokens in calls():
-        expected = stock_logits(model, cache, seen, tokens, 0)
+        expected = stock_logits(model, cache, seen, tokens, ALL)
         row, found = all_logits(engine, row, tokens, Needs())
         assert torch.equal(found, expected)
         seen += len(tokens)

@@ -1,0 +1,175 @@
+"""Runs a stream task's documents through all cells and records perplexity, fidelity and curves. It draws nothing.
+
+A document's rows share waves with a full-cache row of the same document, which fidelity is measured against.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.kv.cache import Row
+from harness.lm.engine import Engine
+from harness.lm.load import LM
+from harness.lm.stream import Read, Reading, read, start_row
+from harness.lm.waves import MOST_ROWS, Forecast, run_halving
+from harness.run.cells import Cell
+from harness.run.recorder import NOTHING, Recorder, Setup, Work, breakdown, key
+from harness.run.store import Store
+from harness.stages.protocols import Needs
+from harness.stages.stack import Stack
+from harness.types import Example, Record, UserError
+from tasks.stream import Stream
+
+ONCE = (
+    "this stack chooses rows once (phase prefill), which a stream without a context never asks for: legal are "
+    "compress.phase=always where its scorer allows it, or task.context > 0"
+)
+
+
+class StreamRunner:
+    """Makes the missing records of a stream run."""
+
+    def __init__(self, lm: LM, engine: Engine, task: Stream, store: Store, setup: Setup) -> None:
+        self.lm, self.engine, self.task, self.store, self.setup = lm, engine, task, store, setup
+        text = lm.model.config.get_text_config()
+        self.vocabulary = int(text.vocab_size)
+        self.forecast = Forecast(
+            shape=engine.shape,
+            kv_itemsize=engine.kv_dtype.itemsize,
+            itemsize=lm.model.dtype.itemsize,
+            vocabulary=self.vocabulary * task.chunk,
+        )
+
+    def run(self, examples: Sequence[Example], cells: Sequence[Cell]) -> list[str]:
+        """All documents under all cells, a line for each failure; a wave's records are on disk before the next one starts."""
+        todo = [work for example in examples for work in self._missing(example, cells)]
+        shared = {
+            "higher_is_better": False,
+            "aggregate": "exp_weighted",
+            "chance": float(self.vocabulary),
+            "chunk": self.task.chunk,
+        }
+        with Recorder(self.task, self.store, self.setup, len(todo), shared) as recorder:
+            for wave in self._waves(todo, recorder):
+                recorder.write(run_halving(lambda part: self._wave(part, recorder), wave, recorder.failed))
+            return recorder.failures
+
+    def _missing(self, example: Example, cells: Sequence[Cell]) -> list[Work]:
+        prompt = self.lm.tokens.prompt(example.context, "", "", chat=False)
+        work = [Work(example, prompt, cell, key(self.setup, self.task, example, prompt, cell)) for cell in cells]
+        return [one for one in work if one.key not in self.store.done]
+
+    def _waves(self, todo: Sequence[Work], recorder: Recorder) -> Iterator[list[Work]]:
+        """As many rows as fit the memory limit, a reference row for every document among them counted too."""
+        wave: list[Work] = []
+        used = 0
+        for work in todo:
+            total = len(work.prompt.ids)
+            try:
+                size = self._size(work.cell.stack, total)
+            except UserError as error:
+                recorder.write([recorder.record(work, status="refused", error=str(error))])
+                continue
+            base = 0 if any(w.example.id == work.example.id for w in wave) else self._size(Stack(), total)
+            if wave and (used + base + size > self.setup.memory_limit or len(wave) >= MOST_ROWS):
+                yield wave
+                wave, used, base = [], 0, self._size(Stack(), total)
+            wave.append(work)
+            used += base + size
+        if wave:
+            yield wave
+
+    def _size(self, stack: Stack, total: int) -> int:
+        if stack.keep is not None and not stack.evicts_steps and not self.task.context:
+            raise UserError(ONCE)
+        context = self.task.context or total
+        size = self.forecast.row(stack, context, total - self.task.context)
+        size += 0 if stack.compresses else self.forecast.prefix(context)
+        if size > self.setup.memory_limit:
+            raise UserError(f"memory_limit={self.setup.memory_limit} is too small: one row alone needs {size} bytes")
+        return size
+
+    def _wave(self, work: Sequence[Work], recorder: Recorder) -> list[Record]:
+        readings: list[Reading] = []
+        for _, same in groupby(work, key=lambda one: one.example.id):
+            self._document(list(same), readings)
+        done = read(self.engine, readings, self.task.chunk)
+        results = zip(readings, done, strict=True)
+        return [self._finish(recorder, reading, one, len(readings)) for reading, one in results if reading.tag]
+
+    def _document(self, work: Sequence[Work], readings: list[Reading]) -> None:
+        """One reading a cell, after a full-cache reading for reference (the cell of the full cache itself, when it is there)."""
+        ids, at = work[0].prompt.ids, len(readings)
+        prefix = None
+        if self.task.context:
+            needs = Needs()
+            for one in work:
+                needs = needs | one.cell.stack.needs
+            prefix = self.engine.prefill(ids[: self.task.context], needs)
+
+        def row(stack: Stack, seed: int) -> Row:
+            if prefix is None:
+                return start_row(self.engine, stack, len(ids), seed)
+            return self.engine.compress(prefix, stack, seed)
+
+        if work[0].cell.stack.compresses:
+            readings.append(Reading(ids=ids, row=row(Stack(), 0), reference=at))
+        for one in work:
+            start = row(one.cell.stack, int(one.prompt.sha256[:12], 16))
+            readings.append(Reading(ids=ids, row=start, reference=at, tag=one))
+
+    def _finish(self, recorder: Recorder, reading: Reading, out: Read, wave: int) -> Record:
+        work: Work = reading.tag
+        nll, row = out.curve("nll"), out.row
+        first = max(self.task.context, 0) + 1
+        scored_text = self.lm.tokens.decode(reading.ids[first:])
+        nothing = row.stack.compresses and row.touched() == 0
+        held = [n for layer in row.held() for n in layer]
+        ratios = [math.sqrt(num / den) if den else 0.0 for num, den in out.errors]
+        return recorder.record(
+            work,
+            status="not_exercised" if nothing else "ok",
+            error=NOTHING if nothing else None,
+            score=float(nll.mean()),
+            weight=float(len(nll)),
+            metrics={
+                "perplexity": float(np.exp(nll.mean())),
+                "nll_per_byte": float(nll.sum()) / len(scored_text.encode()),
+                "kl_to_full": float(out.curve("kl").mean()),
+                "top1_agreement": float(out.curve("agree").mean()),
+                "attention_error": float(np.mean(ratios)),
+                "scored_tokens": float(len(nll)),
+            }
+            | {f"attention_error_layer_{i}": r for i, r in enumerate(ratios)},
+            tokens_seen=row.seen,
+            tokens_kept=sum(held) / len(held),
+            entries_touched=row.touched(),
+            codec_info=row.codec_info(),
+            kv_bytes_context=round(out.mean_bytes),
+            kv_bytes_final=row.bytes().total,
+            kv_bytes_peak=out.peak,
+            kv_bytes_peak_prefill=out.peak,
+            kv_bytes_full=round(out.mean_full_bytes),
+            kv_bytes_full_final=self.engine.shape.full_bytes(row.seen, row.itemsize),
+            bytes=breakdown(row.bytes()),
+            series_path=self._series(work, nll, out),
+            timings={"wave_s": out.seconds, "wave_rows": float(wave)},
+        )
+
+    def _series(self, work: Work, nll: np.ndarray[Any, Any], out: Read) -> str:
+        """Write the token-by-token curves beside the records; returns the path relative to the run folder."""
+        path = Path("series") / f"{work.key[:16]}.parquet"
+        (self.store.folder / "series").mkdir(exist_ok=True)
+        first = len(work.prompt.ids) - len(nll)
+        frame = pd.DataFrame(
+            {"position": np.arange(first, first + len(nll), dtype=np.int32), "nll": nll, "kl": out.curve("kl")}
+        )
+        frame.to_parquet(self.store.folder / path)
+        return str(path)
