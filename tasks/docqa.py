@@ -5,18 +5,20 @@ Prompts follow from (seed, index, length) alone, so any process, order or limit 
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 from typing import Any, ClassVar, Protocol
 
-from harness.types import Corpus, Example, Score, Tokens, require
+from harness.types import Corpus, Example, Score, Tokens, UserError, require
 from tasks import scoring
 from tasks.checks import listed, require_bools, stop_strings, whole
 from tasks.docqa_records import Library, Line, Report
-from tasks.docqa_shelf import LEAST_LINES
+from tasks.docqa_shelf import LEAST_LINES, Record, Shelf
+from tasks.pieces import set_apart
 
 BASELINES = ("none", "no_context")
 _DRAWS = 100
@@ -114,23 +116,21 @@ class DocQA:
 
     @cached_property
     def chance(self) -> float:
-        """Mean score of answering with the number-led value of another field of the same record, over 64 records.
+        """Mean score of answering with another number of the same record, over 64 records.
 
-        0 for contains, strict and exact, as the number asked for stands once in its record; above for f1, which gives
-        credit for a unit in common. A known guess (the same field of another country) is what `baseline` and `swap`
-        tell apart.
+        The answer is the whole value, unit included, of each other field that starts with a number. 0 for contains,
+        strict and exact, as the number asked for stands once in its record; above for f1, which pays for units.
+        What weights know is another matter: `baseline=no_context` measures it.
         """
         scores: list[float] = []
         for index in range(_GUESSED):
-            rng = _rng("chance", index)
-            found = self.drawn(self.countries[index % len(self.countries)], None, rng)
-            if found:
-                lines, asked = found
-                others = [line.value for line in lines if line.number and line is not asked]
-                scores += [
-                    scoring.judge(value, asked.answers, metric=self.metric, rivals=_rivals(lines, asked)).value
-                    for value in others
-                ]
+            rng, report = _rng("chance", index), self.countries[index % len(self.countries)]
+            lines = self.window(report, rng)
+            asked = self.asked(report, lines, rng)
+            for line in lines if asked else ():
+                if asked and line.number and line is not asked:
+                    rivals = _rivals(lines, asked)
+                    scores.append(scoring.judge(line.value, asked.answers, metric=self.metric, rivals=rivals).value)
         return fmean(scores) if scores else 0.0
 
     def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
@@ -158,10 +158,111 @@ class DocQA:
         lines = self.library.window(report, rng.randint(*self.fields), rng)
         return self.library.swapped(report.country, lines, rng) if self.swap else lines
 
-    def drawn(self, report: Report, fits: Any, rng: random.Random) -> tuple[tuple[Line, ...], Line] | None:
-        raise NotImplementedError
+    def asked(self, report: Report, lines: Sequence[Line], rng: random.Random) -> Line | None:
+        """A line whose number is long enough and stands in the record once, and nowhere in the question."""
+        record = "\n".join((self.fill("heading", report), *(line.text for line in lines)))
+        for line in rng.sample(lines, len(lines)):
+            if line.number and sum(map(str.isdigit, line.number)) >= self.digits:
+                question = "\n".join(self.fill(key, report, line) for key in ("question", "answer_prefix"))
+                if scoring.occurrences(record, line.number) == 1 and not scoring.occurrences(question, line.number):
+                    return line
+        return None
 
     def fill(self, key: str, report: Report, line: Line | None = None) -> str:
         """A text of the task with {country} and {key} filled in."""
         text: str = getattr(self, key)
         return text.replace("{country}", report.country).replace("{key}", line.key if line else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Page:
+    """Prompts of one length."""
+
+    task: DocQA
+    tokens: Tokens
+    length: int
+
+    def example(self, report: Report, seed: int, index: int) -> Example:
+        """The example with this index; drawn again where the fields hold no number that can be asked for."""
+        rng = _rng(seed, index)
+        for _ in range(_DRAWS):
+            lines = self._fitting(report, self.task.window(report, rng))
+            asked = self.task.asked(report, lines, rng)
+            if asked:
+                return self._example(report, lines, asked, index, rng)
+        raise UserError(
+            f"the report on {report.country} gave no number of task.digits={self.task.digits} digits that stands once "
+            f"among its fields, in {_DRAWS} draws: ask for fewer digits or fields"
+        )
+
+    def _fitting(self, report: Report, lines: Sequence[Line]) -> Sequence[Line]:
+        """The first lines that fit whichever of them is asked for."""
+        asked = max(lines, key=lambda line: self._plain(line.key))
+        room = self._missing("", *self._pieces(report, asked))
+        record = Record(self.task.fill("heading", report), tuple(line.text for line in lines))
+        cut = record.cut(room, self._plain)
+        least = self.length - room
+        require(
+            cut is not None,
+            "task.lengths",
+            list(self.task.lengths),
+            f"template, question and answer room need {least} tokens, and {LEAST_LINES} fields must fit beside them",
+        )
+        return lines[: len(cut.lines)] if cut else ()
+
+    def _example(self, report: Report, lines: Sequence[Line], asked: Line, index: int, rng: random.Random) -> Example:
+        question, answer_prefix = self._pieces(report, asked)
+        target = Record(self.task.fill("heading", report), tuple(line.text for line in lines))
+        share = rng.random()
+        room = self._missing(target.text, question, answer_prefix)
+        others = self._others(report, asked, rng)
+        shelf = Shelf.fill(target, others, room, share, self._plain)
+        while self._missing(shelf.text, question, answer_prefix) < 0 and (shorter := shelf.shorter()):
+            shelf = shorter
+        alone = self.task.baseline == "no_context"
+        context = shelf.text if not alone else target.heading
+        before = len(self.tokens.encode(shelf.up_to(lines.index(asked)))) / len(self.tokens.encode(shelf.text))
+        return Example(
+            id=f"{self.length}-{index}",
+            context=context,
+            question=question,
+            answer_prefix=answer_prefix,
+            answers=asked.answers,
+            group_id=report.country,
+            length=self.length,
+            depth=None if alone else round(before, 1),
+            max_new_tokens=self.task.max_new_tokens,
+            stop=tuple(self.task.stop),
+            distractors=_rivals(lines, asked),
+        )
+
+    def _others(self, report: Report, asked: Line, rng: random.Random) -> Iterator[Record]:
+        """Records of other countries in random order; none gives the number asked for under the same key."""
+        for other in rng.sample(self.task.countries, len(self.task.countries)):
+            lines = self.task.window(other, rng)
+            same = any(line.key == asked.key and line.number == asked.number for line in lines)
+            if other is not report and not same:
+                yield Record(self.task.fill("heading", other), tuple(line.text for line in lines))
+        raise UserError(f"task.lengths={list(self.task.lengths)} is not possible: all reports together are shorter")
+
+    def _pieces(self, report: Report, asked: Line) -> tuple[str, str]:
+        texts = (self.task.fill(key, report, asked) for key in ("question", "answer_prefix"))
+        return set_apart(*texts, chat=self.task.chat)
+
+    def _missing(self, context: str, question: str, answer_prefix: str) -> int:
+        """Tokens between prompt + answer room and the length asked."""
+        prompt = self.tokens.prompt(context, question, answer_prefix, chat=self.task.chat)
+        return self.length - self.task.max_new_tokens - len(prompt.ids)
+
+    def _plain(self, text: str) -> int:
+        """Tokens of a text inside a longer one; texts here start with a line break."""
+        return len(self.tokens.encode(text))
+
+
+def _rng(*parts: object) -> random.Random:
+    return random.Random(hashlib.sha256("|".join(map(str, parts)).encode()).digest())
+
+
+def _rivals(lines: Sequence[Line], asked: Line) -> tuple[str, ...]:
+    """The other numbers that lines start with."""
+    return tuple(dict.fromkeys(line.number for line in lines if line.number and line.number != asked.number))

@@ -105,7 +105,7 @@ class StreamRunner:
         return [self._finish(recorder, reading, one, len(readings)) for reading, one in results if reading.tag]
 
     def _document(self, work: Sequence[Work], readings: list[Reading]) -> None:
-        """One reading a cell, after a full-cache reading for reference (the cell of the full cache itself, when it is there)."""
+        """One reading a cell, after a full-cache reading for reference (the full cache's own cell, when it is there)."""
         ids, at = work[0].prompt.ids, len(readings)
         prefix = None
         if self.task.context:

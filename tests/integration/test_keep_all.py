@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +18,9 @@ from harness.stages.protocols import Needs
 from tests import tiny_models
 from tests.tiny_models import FAMILIES, ids, tiny
 
-PROMPT, CHUNK = 40, 9  # the prompt is longer than the sliding window, and so is what is left of it after the chunk
-CALLS = (PROMPT, CHUNK, 1, 1, 1, 1, 3, 1)
+PROMPT = 40
+# A prompt longer than the sliding window of 16, a chunk, single tokens; then a window that fills while decoding, and exactly.
+CALLS = ((PROMPT, 9, 1, 1, 1, 1, 3, 1), (7, 4, 1, 1, 1, 1, 1, 1, 1), (15, 1, 1, 2), (16, 1))
 EVERYTHING = Needs(column_sums=True, queries=32)
 ALL, LAST = slice(None), torch.tensor([-1])  # logits asked for
 
@@ -39,9 +43,9 @@ def stock_logits(model: PreTrainedModel, cache: DynamicCache, seen: int, tokens:
     return forward(model, torch.tensor([tokens]), positions, cache, keep)[0]
 
 
-def calls() -> list[list[int]]:
-    tokens = iter(ids(sum(CALLS)))
-    return [[next(tokens) for _ in range(n)] for n in CALLS]
+def calls(lengths: Sequence[int] = CALLS[0]) -> list[list[int]]:
+    tokens = iter(ids(sum(lengths)))
+    return [[next(tokens) for _ in range(n)] for n in lengths]
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -49,9 +53,9 @@ def calls() -> list[list[int]]:
 @torch.inference_mode()
 def test_every_logit_equals_stock(family: str, kv_heads: int) -> None:
     engine, model = tiny_models.engine(family, kv_heads), tiny(family, "sdpa", kv_heads)
-    for needs in (Needs(), EVERYTHING):
+    for needs, lengths in product((Needs(), EVERYTHING), CALLS):
         cache, row, seen = DynamicCache(config=model.config), Row.empty(engine.shape), 0
-        for tokens in calls():
+        for tokens in calls(lengths):
             expected = stock_logits(model, cache, seen, tokens, ALL)
             row, found = all_logits(engine, row, tokens, needs)
             assert torch.equal(found, expected), (seen, len(tokens), float((found - expected).abs().max()))

@@ -22,9 +22,7 @@ GOOD = {"context": "Anna has 12 apples.", "question": "How many apples?", "answe
 def written(folder: Path, *rows: object) -> str:
     """A file of these rows; texts go in as they are."""
     path = folder / "mine.jsonl"
-    path.write_text(
-        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
-    )
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
     return str(path)
 
 
@@ -59,9 +57,7 @@ def test_white_space_of_the_file_is_kept(tmp_path: Path) -> None:
 
 def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "dos.jsonl"
-    path.write_bytes(
-        b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n" + json.dumps({**GOOD, "id": "x\u2028y"}).encode()
-    )
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n" + json.dumps({**GOOD, "id": "x\u2028y"}).encode())
     assert [e.id for e in JsonLines(path=str(path)).read()] == ["1", "x\u2028y"]
 
 
@@ -117,9 +113,7 @@ def test_a_prompt_beyond_the_model(tmp_path: Path, at: float) -> None:
     path = written(tmp_path, {**GOOD, "id": "short"}, {**row, "id": "long"})
     tokens = ByteTokens(max_length=512)
     n = len(tokens.prompt(row["context"], "\n\n" + str(GOOD["question"]), "", chat=False).ids) + 32
-    with pytest.raises(
-        UserError, match=rf"mine.jsonl, example long: prompt and answer take {n} tokens and the model has 512"
-    ):
+    with pytest.raises(UserError, match=rf"mine.jsonl, example long: prompt and answer take {n} tokens and the model has 512"):
         JsonLines(path=path).examples(tokens, None, seed=0)
     for side, kept in (("left", at >= 0.5), ("middle", at != 0.5)):
         short, long = JsonLines(path=path, truncate=side).examples(tokens, None, seed=0)

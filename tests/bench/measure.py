@@ -1,0 +1,56 @@
+"""Shared by the benchmark scripts: the default model, its prompts, and timing by the best of interleaved repetitions."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import hydra
+import torch
+from omegaconf import OmegaConf
+
+from harness.kv.attention import NAME
+from harness.lm.engine import Engine
+from harness.lm.load import LM, load
+from harness.run.cells import Cell, build, cells
+
+CONF = str(Path(__file__).parents[2] / "conf")
+
+
+def setup(*overrides: str) -> tuple[LM, list[Cell]]:
+    """The default model and the cells of a configuration."""
+    with hydra.initialize_config_dir(CONF, version_base="1.3"):
+        cfg = hydra.compose("config", overrides=list(overrides))
+        found = cells(cfg, list(overrides))
+        return load(build(OmegaConf.to_container(cfg.model), "model"), NAME), found
+
+
+def engine(lm: LM, kv_dtype: torch.dtype | None = None) -> Engine:
+    """An engine without end tokens: every row decodes the same number of steps."""
+    return Engine(lm.model, kv_dtype or lm.kv_dtype, ())
+
+
+def prose(lm: LM, n: int, skip: int = 0) -> list[int]:
+    """n tokens of the King James text."""
+    from tasks.corpus import KingJames
+
+    with hydra.initialize_config_dir(CONF, version_base="1.3"):
+        corpus: KingJames = hydra.utils.instantiate(hydra.compose("config").corpus)
+    return lm.tokens.encode("\n".join(corpus.documents())[: (skip + n) * 6])[skip : skip + n]
+
+
+def best(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Best wall time of each function; repetitions are interleaved, so that a slow minute hits all alike."""
+    times: dict[str, float] = dict.fromkeys(functions, float("inf"))
+    for _ in range(repeats):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            times[name] = min(times[name], time.perf_counter() - start)
+    return times
