@@ -30,6 +30,8 @@ def main(cfg: DictConfig) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Hydra's parser wants flags before or after all overrides, not between them.
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     try:
         check_arguments(sys.argv[1:])
     except UserError as error:

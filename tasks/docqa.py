@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 from harness.types import Corpus, Example, Score, Tokens, UserError, require
 from tasks import scoring
 from tasks.checks import listed, require_bools, stop_strings, whole
-from tasks.docqa_records import Library, Line, Report
+from tasks.docqa_records import Library, Line, Report, Reports, rivals
 from tasks.docqa_shelf import LEAST_LINES, Record, Shelf
 from tasks.pieces import set_apart
 
@@ -24,14 +24,6 @@ BASELINES = ("none", "no_context")
 _DRAWS = 100
 _GUESSED = 64  # records that chance is worked out on
 _TEXTS = {"heading": ("{country}",), "question": ("{country}", "{key}"), "answer_prefix": ()}
-
-
-class Reports(Protocol):
-    """Where the records come from; `tasks.corpus.Factbook` is one."""
-
-    def reports(self) -> Mapping[str, Mapping[str, Any]]:
-        """Nested dictionaries by label: category -> field -> {"text": value}, or a dictionary of such parts."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +35,7 @@ class DocQA:
 
     Args:
         reports: Source of the records.
-        lengths: Tokens of prompt and answer room together, at most: whole lines only, so a prompt ends about a line
+        lengths: Tokens of prompt and answer room together, at most: whole lines only, so a prompt ends up to three lines
             below. A record that does not fit loses its last lines.
         per_length: Questions for each length; an index asks about the same country at every length.
         fields: Least and most consecutive fields of one record.
@@ -109,9 +101,8 @@ class DocQA:
     @cached_property
     def countries(self) -> tuple[Report, ...]:
         """Reports with enough fields to be asked about (UserError where there is none)."""
-        least = self.fields[0]
-        found = tuple(report for report in self.library.reports if len(report.lines) >= least)
-        require(len(found) > 1, "task.fields", list(self.fields), f"fewer than two reports have {least} fields")
+        found = tuple(report for report in self.library.reports if len(report.lines) >= self.fields[0])
+        require(len(found) > 1, "task.fields", list(self.fields), f"fewer than two reports have {self.fields[0]} fields")
         return found
 
     @cached_property
@@ -120,17 +111,14 @@ class DocQA:
 
         The answer is the whole value, unit included, of each other field that starts with a number. 0 for contains,
         strict and exact, as the number asked for stands once in its record; above for f1, which pays for units.
-        What weights know is another matter: `baseline=no_context` measures it.
         """
         scores: list[float] = []
         for index in range(_GUESSED):
             rng, report = _rng("chance", index), self.countries[index % len(self.countries)]
             lines = self.window(report, rng)
-            asked = self.asked(report, lines, rng)
-            for line in lines if asked else ():
-                if asked and line.number and line is not asked:
-                    rivals = _rivals(lines, asked)
-                    scores.append(scoring.judge(line.value, asked.answers, metric=self.metric, rivals=rivals).value)
+            if asked := self.asked(report, lines, rng):
+                wrong = [line.value for line in lines if line.number and line is not asked]
+                scores += [self._judge(value, asked.answers, rivals(lines, asked)).value for value in wrong]
         return fmean(scores) if scores else 0.0
 
     def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
@@ -151,7 +139,10 @@ class DocQA:
 
     def score(self, example: Example, answer: str) -> Score:
         """Contains the number (headline), and strict, exact and f1 beside it; any form of the value counts."""
-        return scoring.judge(answer, example.answers, metric=self.metric, rivals=example.distractors)
+        return self._judge(answer, example.answers, example.distractors)
+
+    def _judge(self, answer: str, references: Sequence[str], others: Sequence[str]) -> Score:
+        return scoring.judge(answer, references, metric=self.metric, rivals=others)
 
     def window(self, report: Report, rng: random.Random) -> tuple[Line, ...]:
         """Consecutive fields of a report, with values of other countries where `swap` says so."""
@@ -188,8 +179,9 @@ class _Page:
         for _ in range(_DRAWS):
             lines = self._fitting(report, self.task.window(report, rng))
             asked = self.task.asked(report, lines, rng)
-            if asked:
-                return self._example(report, lines, asked, index, rng)
+            example = self._example(report, lines, asked, index, rng) if asked else None
+            if example:
+                return example
         raise UserError(
             f"the report on {report.country} gave no number of task.digits={self.task.digits} digits that stands once "
             f"among its fields, in {_DRAWS} draws: ask for fewer digits or fields"
@@ -197,43 +189,39 @@ class _Page:
 
     def _fitting(self, report: Report, lines: Sequence[Line]) -> Sequence[Line]:
         """The first lines that fit whichever of them is asked for."""
-        asked = max(lines, key=lambda line: self._plain(line.key))
+        asked = max(lines, key=lambda line: self._count(line.key))
         room = self._missing("", *self._pieces(report, asked))
         record = Record(self.task.fill("heading", report), tuple(line.text for line in lines))
-        cut = record.cut(room, self._plain)
-        least = self.length - room
-        require(
-            cut is not None,
-            "task.lengths",
-            list(self.task.lengths),
-            f"template, question and answer room need {least} tokens, and {LEAST_LINES} fields must fit beside them",
-        )
+        cut = record.cut(room, self._count)
+        needs = f"template, question and answer room need {self.length - room} tokens, and {LEAST_LINES} fields must fit too"
+        require(cut is not None, "task.lengths", list(self.task.lengths), needs)
         return lines[: len(cut.lines)] if cut else ()
 
-    def _example(self, report: Report, lines: Sequence[Line], asked: Line, index: int, rng: random.Random) -> Example:
+    def _example(self, report: Report, lines: Sequence[Line], asked: Line, index: int, rng: random.Random) -> Example | None:
+        """The example, or None where even the record alone comes out too long."""
         question, answer_prefix = self._pieces(report, asked)
         target = Record(self.task.fill("heading", report), tuple(line.text for line in lines))
         share = rng.random()
         room = self._missing(target.text, question, answer_prefix)
         others = self._others(report, asked, rng)
-        shelf = Shelf.fill(target, others, room, share, self._plain)
+        shelf = Shelf.fill(target, others, room, share, self._count)
         while self._missing(shelf.text, question, answer_prefix) < 0 and (shorter := shelf.shorter()):
             shelf = shorter
+        if self._missing(shelf.text, question, answer_prefix) < 0:
+            return None
         alone = self.task.baseline == "no_context"
-        context = shelf.text if not alone else target.heading
-        before = len(self.tokens.encode(shelf.up_to(lines.index(asked)))) / len(self.tokens.encode(shelf.text))
         return Example(
             id=f"{self.length}-{index}",
-            context=context,
+            context=target.heading if alone else shelf.text,
             question=question,
             answer_prefix=answer_prefix,
             answers=asked.answers,
             group_id=report.country,
             length=self.length,
-            depth=None if alone else round(before, 1),
+            depth=None if alone else round(self._count(shelf.up_to(lines.index(asked))) / self._count(shelf.text), 1),
             max_new_tokens=self.task.max_new_tokens,
             stop=tuple(self.task.stop),
-            distractors=_rivals(lines, asked),
+            distractors=rivals(lines, asked),
         )
 
     def _others(self, report: Report, asked: Line, rng: random.Random) -> Iterator[Record]:
@@ -254,15 +242,9 @@ class _Page:
         prompt = self.tokens.prompt(context, question, answer_prefix, chat=self.task.chat)
         return self.length - self.task.max_new_tokens - len(prompt.ids)
 
-    def _plain(self, text: str) -> int:
-        """Tokens of a text inside a longer one; texts here start with a line break."""
+    def _count(self, text: str) -> int:
         return len(self.tokens.encode(text))
 
 
 def _rng(*parts: object) -> random.Random:
     return random.Random(hashlib.sha256("|".join(map(str, parts)).encode()).digest())
-
-
-def _rivals(lines: Sequence[Line], asked: Line) -> tuple[str, ...]:
-    """The other numbers that lines start with."""
-    return tuple(dict.fromkeys(line.number for line in lines if line.number and line.number != asked.number))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from tasks.corpus import plain
 
@@ -47,6 +47,14 @@ class Report:
 
     country: str
     lines: tuple[Line, ...]
+
+
+class Reports(Protocol):
+    """Where the records come from; `tasks.corpus.Factbook` is one."""
+
+    def reports(self) -> Mapping[str, Mapping[str, Any]]:
+        """Nested dictionaries by label: category -> field -> {"text": value}, or a dictionary of such parts."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,11 @@ class Library:
     def _other(self, country: str, line: Line, rng: random.Random) -> str:
         pool = [value for owner, value in self.values[line.key] if owner != country and value != line.value]
         return rng.choice(pool) if pool else line.value
+
+
+def rivals(lines: Sequence[Line], asked: Line) -> tuple[str, ...]:
+    """The other numbers that lines start with."""
+    return tuple(dict.fromkeys(line.number for line in lines if line.number and line.number != asked.number))
 
 
 def _country(report: Mapping[str, Any]) -> str:

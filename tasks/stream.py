@@ -29,7 +29,7 @@ class Stream:
     context: int = 0
     start: int | None = None
 
-    kind = "stream"
+    runner = "stream"
     name = "stream"
     metric = "perplexity"
     query_aware = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from harness.stages.keep import Keep
 from harness.stages.stack import Stack
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -22,12 +24,18 @@ def members(group: str) -> list[str]:
 
 
 @lru_cache
-def config(group: str, name: str, *changes: str) -> dict[str, Any]:
-    """Resolved configuration of a member; `changes` are Hydra overrides relative to it, such as budget.value=8."""
+def composed(group: str, name: str) -> DictConfig:
+    """A member as Hydra composes it, its defaults list included."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = hydra.compose(overrides=[f"+{group}@it={name}", *(f"it.{change}" for change in changes)])
-    found: dict[str, Any] = OmegaConf.to_container(composed.it, resolve=True)  # type: ignore[assignment]
+        found: DictConfig = hydra.compose(overrides=[f"+{group}@it={name}"]).it
+    return found
+
+
+def config(group: str, name: str, *changes: str) -> dict[str, Any]:
+    """Resolved configuration of a member; `changes` are relative to it, such as budget.value=8."""
+    changed = OmegaConf.merge(composed(group, name), OmegaConf.from_dotlist(list(changes)))
+    found: dict[str, Any] = OmegaConf.to_container(changed, resolve=True)  # type: ignore[assignment]
     return {k: v for k, v in found.items() if k not in ("name", "points")} if group == "compress" else found
 
 
@@ -43,8 +51,9 @@ def stack(name: str, *changes: str) -> Stack:
     return found
 
 
-def keep(name: str, tokens: int, **changes: Any) -> Any:
+def keep(name: str, tokens: int, **changes: Any) -> Keep:
     """A member of keep under a budget of tokens; changes replace its fields, such as layers and heads."""
     parts = config("keep", name)
     parts = parts | {"budget": parts["budget"] | {"unit": "tokens", "value": tokens}}
-    return instantiate(parts, _convert_="all", **changes)
+    found: Keep = replace(instantiate(parts, _convert_="all"), **changes)
+    return found

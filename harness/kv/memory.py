@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -50,4 +51,4 @@ def _layer(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) ->
 
 def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
     """Bytes of a store that holds n rows per full layer and head after `seen` tokens: the closed formula, scratch excluded."""
-    return sum(_layer(stack, layer, n, itemsize, seen) for layer in shape.layers)
+    return sum(times * _layer(stack, layer, n, itemsize, seen) for layer, times in Counter(shape.layers).items())

@@ -6,14 +6,15 @@ Everything is token ids and stacks; it knows no text, no task and no record.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.kv.cache import Row
 from harness.lm.engine import Answer, Ask, Engine, Prefix, Scored
-from harness.lm.waves import MOST_ROWS, Forecast, run_halving
+from harness.lm.waves import MOST_ROWS, Forecast, one_line, run_halving
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from harness.types import Bytes, UserError
@@ -68,6 +69,10 @@ class Served:
         return self.answer.peak if self.answer else max(self.context.total, *(s.row.bytes().total for s in self.scored))
 
 
+Done = Callable[[list[Served]], Any]
+Value = TypeVar("Value")
+
+
 @dataclass
 class _Waiting:
     served: Served
@@ -87,36 +92,42 @@ class Server:
             vocabulary=text.vocab_size,
         )
 
-    def serve(self, jobs: Iterable[Job], done: Callable[[list[Served]], Any]) -> None:
+    def serve(self, jobs: Iterable[Job], done: Done) -> None:
         """Run all jobs; `done` gets the results of every wave as soon as it ends, and refusals at once."""
         waiting: list[_Waiting] = []
         for ids, same in groupby(jobs, key=lambda job: job.prefix):
             self._context(ids, list(same), waiting, done)
         self._flush(waiting, done)
 
-    def _context(
-        self, ids: Sequence[int], jobs: list[Job], waiting: list[_Waiting], done: Callable[[list[Served]], Any]
-    ) -> None:
+    def _context(self, ids: Sequence[int], jobs: list[Job], waiting: list[_Waiting], done: Done) -> None:
         """One exact prefill, then a row for every job; rows wait until their wave is full."""
         base = self.forecast.prefix(len(ids))
         prefix: Prefix | None = None
         for job in jobs:
-            try:
-                size = self.forecast.row(job.stack, len(ids), job.growth)
-                if base + size > self.limit:
-                    raise UserError(
-                        f"memory_limit={self.limit} is too small for this example alone: it needs {base + size} bytes"
-                    )
-                total = base + size + sum(w.forecast for w in waiting)
-                if waiting and (total > self.limit or len(waiting) >= MOST_ROWS):
-                    self._flush(waiting, done)
-                prefix = prefix or self.engine.prefill(ids, _needs(jobs))
-                served = self._row(job, prefix)
-            except UserError as error:
-                done([Served(job=job, status="refused", error=str(error))])
+            size = _attempt(job, lambda job=job: self._size(job, len(ids), base))  # type: ignore[misc]
+            if isinstance(size, Served):
+                done([size])
+                continue
+            if waiting and (base + size + sum(w.forecast for w in waiting) > self.limit or len(waiting) >= MOST_ROWS):
+                self._flush(waiting, done)
+            if prefix is None:
+                read = _attempt(job, lambda: self.engine.prefill(ids, _needs(jobs)))
+                if isinstance(read, Served):
+                    done([replace(read, job=one) for one in jobs[jobs.index(job) :]])
+                    return
+                prefix = read
+            served = _attempt(job, lambda job=job, prefix=prefix: self._row(job, prefix))  # type: ignore[misc]
+            if served.row is None:
+                done([served])
                 continue
             # A row that aliases the prefix keeps it alive until its wave is done.
             waiting.append(_Waiting(served, size if job.stack.compresses else size + served.context.total))
+
+    def _size(self, job: Job, context: int, base: int) -> int:
+        size = self.forecast.row(job.stack, context, job.growth)
+        if base + size > self.limit:
+            raise MemoryError(f"memory_limit={self.limit} is too small: this example alone needs {base + size} bytes")
+        return size
 
     def _row(self, job: Job, prefix: Prefix) -> Served:
         start = time.perf_counter()
@@ -126,7 +137,7 @@ class Server:
         peak = prefix.nbytes + (context.total if job.stack.compresses else 0)
         return Served(job=job, row=row, context=context, peak_prefill=peak, timings=timings)
 
-    def _flush(self, waiting: list[_Waiting], done: Callable[[list[Served]], Any]) -> None:
+    def _flush(self, waiting: list[_Waiting], done: Done) -> None:
         rows = [w.served for w in waiting]
         waiting.clear()
         for wanted in (True, False):  # rows that generate step together, rows that score are fed once
@@ -165,3 +176,13 @@ def _needs(jobs: Sequence[Job]) -> Needs:
 
 def _failed(served: Served, line: str, trace: str) -> Served:
     return Served(job=served.job, status="failed", error=line, trace=trace)
+
+
+def _attempt(job: Job, work: Callable[[], Value]) -> Value | Served:
+    """The value, or what the job's record says instead: refused by a rule, or failed with a traceback."""
+    try:
+        return work()
+    except UserError as error:
+        return Served(job=job, status="refused", error=str(error))
+    except Exception as error:
+        return Served(job=job, status="failed", error=one_line(error), trace=traceback.format_exc())

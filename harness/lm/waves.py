@@ -58,6 +58,11 @@ class Forecast:
         return store + 2 * decoded + 4 * self.vocabulary
 
 
+def one_line(error: BaseException) -> str:
+    """The kind and the first line of an exception."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
 def run_halving(
     run: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item], failed: Callable[[Item, str, str], Result]
 ) -> list[Result]:
@@ -71,7 +76,6 @@ def run_halving(
         raise
     except Exception as error:
         if len(items) == 1:
-            line = (str(error).strip().splitlines() or [""])[0]
-            return [failed(items[0], f"{type(error).__name__}: {line}", traceback.format_exc())]
+            return [failed(items[0], one_line(error), traceback.format_exc())]
     middle = len(items) // 2  # outside the handler: the failed attempt's tensors are free again
     return run_halving(run, items[:middle], failed) + run_halving(run, items[middle:], failed)

@@ -16,7 +16,8 @@ from harness.lm.engine import Engine
 from harness.lm.load import ModelSpec, load
 from harness.lm.waves import parse_bytes
 from harness.run import identity
-from harness.run.cells import Cell, build, cells, key_of
+from harness.run.cells import Cell, build, cells, is_stack_override, key_of
+from harness.run.lm_eval_runner import LmEvalRunner
 from harness.run.recorder import Setup
 from harness.run.report import write_all
 from harness.run.runner import Runner
@@ -25,17 +26,20 @@ from harness.run.stream_runner import StreamRunner
 from harness.run.table import show
 from harness.types import Example, Task, Tokens, UserError, require
 
-RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner}
+RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval": LmEvalRunner}
 NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress")
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Refuse, before Hydra reads them, the two spellings of several stacks that it would merge or not understand."""
     sweeps = any(a in ("-m", "--multirun") for a in arguments)
+    chosen = any(key_of(a) == "compress" for a in arguments)
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key_of(argument) == "compress" and value.startswith("["):
             raise UserError(f"{argument} is not possible: compress takes one stack; several are stacks={value}")
+        if not chosen and is_stack_override(argument) and "=" in argument:
+            raise UserError(f"{argument} changes a stack, but none is chosen: add compress=NAME")
         plain = "=" in argument and not argument.startswith("-") and not any(c in value for c in "[{('\"")
         if plain and "," in value and not sweeps:
             several = f"stacks=[{value}]" if key == "compress" else f"-m {argument}"
@@ -76,7 +80,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         shape=engine.shape,
         progress=config["progress"],
     )
-    failures = RUNNERS[getattr(task, "kind", "question")](lm, engine, task, store, setup).run(examples, found)
+    failures = RUNNERS[getattr(task, "runner", "question")](lm, engine, task, store, setup).run(examples, found)
     show(write_all(store.folder, manifest))
     return store.folder, len(failures)
 

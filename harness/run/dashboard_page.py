@@ -6,6 +6,7 @@ Nothing is fetched: the content security policy of the page forbids the browser 
 from __future__ import annotations
 
 import json
+import math
 from html import escape
 from typing import Any
 
@@ -166,7 +167,7 @@ window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
 def render(title: str, body: str, content: dict[str, Any]) -> str:
     """The whole page: `body` is HTML, `content` holds figures by element id, heat maps by element id, axis titles."""
     content = content | {"lines": _share_lines(content["figures"])}
-    data = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(_plain(content), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     left = ",".join(f"tr>:nth-child({column})" for column in LEFT_COLUMNS)
     head = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{escape(title)}</title>'
     return "".join(
@@ -178,6 +179,15 @@ def render(title: str, body: str, content: dict[str, Any]) -> str:
             f"<script>{get_plotlyjs()}</script><script>{_JS}</script></body></html>",
         ]
     )
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that strict JSON cannot hold become null: nothing is drawn there, and the page lists them elsewhere."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _share_lines(figures: dict[str, Any]) -> list[str]:

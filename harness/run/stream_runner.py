@@ -18,7 +18,7 @@ from harness.kv.cache import Row
 from harness.lm.engine import Engine
 from harness.lm.load import LM
 from harness.lm.stream import Read, Reading, read, start_row
-from harness.lm.waves import MOST_ROWS, Forecast, run_halving
+from harness.lm.waves import MOST_ROWS, Forecast, one_line, run_halving
 from harness.run.cells import Cell
 from harness.run.recorder import NOTHING, Recorder, Setup, Work, breakdown, key
 from harness.run.store import Store
@@ -77,6 +77,9 @@ class StreamRunner:
             except UserError as error:
                 recorder.write([recorder.record(work, status="refused", error=str(error))])
                 continue
+            except MemoryError as error:
+                recorder.write([recorder.failed(work, one_line(error), "")])
+                continue
             base = 0 if any(w.example.id == work.example.id for w in wave) else self._size(Stack(), total)
             if wave and (used + base + size > self.setup.memory_limit or len(wave) >= MOST_ROWS):
                 yield wave
@@ -93,7 +96,7 @@ class StreamRunner:
         size = self.forecast.row(stack, context, total - self.task.context)
         size += 0 if stack.compresses else self.forecast.prefix(context)
         if size > self.setup.memory_limit:
-            raise UserError(f"memory_limit={self.setup.memory_limit} is too small: one row alone needs {size} bytes")
+            raise MemoryError(f"memory_limit={self.setup.memory_limit} is too small: one row alone needs {size} bytes")
         return size
 
     def _wave(self, work: Sequence[Work], recorder: Recorder) -> list[Record]:

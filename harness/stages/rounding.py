@@ -1,4 +1,4 @@
-"""Rounding of metadata in a given direction; it knows nothing of codecs.
+"""Rounding of metadata in a given direction, and what follows from it; it knows nothing of codecs.
 
 A scale rounded down or a minimum rounded up would push the extreme value of a group outside the code range.
 """
@@ -19,3 +19,9 @@ def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The largest value of `dtype` that is <= x (x fp32)."""
     y = x.to(dtype)
     return torch.where(y.float() > x, torch.nextafter(y, torch.full_like(y, float("-inf"))), y)
+
+
+def keep_finite(x: Tensor) -> None:
+    """Bound decoded values in place: with a scale rounded up, the outermost code may lie just past the largest float16."""
+    if x.dtype == torch.float16:
+        x.clamp_(-torch.finfo(x.dtype).max, torch.finfo(x.dtype).max)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from harness.lm.engine import Engine, Prefix
-from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Needs
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
@@ -49,7 +49,7 @@ class Odd:
         return [tokens + (by if i % 2 else -by) if i // 2 < h // 2 else tokens for i in range(h)]
 
 
-SPLITS = {"uniform": {}, "ragged_layers": {"layers": Slope()}, "ragged_heads": {"heads": Odd()}}
+SPLITS: dict[str, dict[str, Any]] = {"uniform": {}, "ragged_layers": {"layers": Slope()}, "ragged_heads": {"heads": Odd()}}
 
 
 def phases(name: str, split: str) -> list[str]:
@@ -87,9 +87,7 @@ def check(name: str, split: str, family: str, kv_heads: int) -> None:
     engine, prefix = prefilled(family, kv_heads)
     windows = [layer.window for layer in engine.shape.layers]
     for phase in phases(name, split):
-        keep = conf_tree.keep(name, BUDGET, **SPLITS[split])
-        assert isinstance(keep, Keep)
-        stack = Stack(keep=keep, phase=phase)
+        stack = Stack(keep=conf_tree.keep(name, BUDGET, **SPLITS[split]), phase=phase)
         reference = MaskedCache(tiny(family, REFERENCE, kv_heads), windows)
         worst, away = run(engine, prefix, stack, reference, ids(CONTEXT))
         assert worst <= TOLERANCE, (phase, worst)

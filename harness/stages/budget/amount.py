@@ -34,13 +34,10 @@ class Amount:
             require(whole, "keep.budget.value", self.value, f"a positive whole number of {self.unit}")
 
     def tokens(self, context: int, nbytes: Callable[[int], int]) -> int:
-        """Rows per layer and head for a context of `context` tokens; nbytes(n) predicts a store of n rows, rising in n."""
+        """Rows per layer and head for a context of `context` tokens; nbytes(n) predicts a store of n rows."""
         if self.unit == "tokens":
             return int(self.value)
         if self.unit == "fraction":
             return ceil(Fraction(str(self.value)) * context)
-        low, high = 0, context
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if nbytes(middle) <= self.value else (low, middle - 1)
-        return low
+        # Bytes do not always rise with rows (a block that fills up is encoded, a whole context stores no positions): no bisection.
+        return next((n for n in range(context, 0, -1) if nbytes(n) <= self.value), 0)

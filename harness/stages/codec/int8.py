@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.stages.protocols import Encoded
-from harness.stages.rounding import round_up
+from harness.stages.rounding import keep_finite, round_up
 
 LIMIT = 127
 
@@ -53,6 +53,7 @@ class Int8:
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
         out_HND.copy_(e.payload["codes"]).mul_(e.metadata["scale"])
+        keep_finite(out_HND)
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
         return h * n * d, h * n * itemsize

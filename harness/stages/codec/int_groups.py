@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.stages.codec.packing import pack, packed_width, unpack_into
 from harness.stages.protocols import Encoded
-from harness.stages.rounding import round_down, round_up
+from harness.stages.rounding import keep_finite, round_down, round_up
 from harness.types import require
 
 
@@ -83,7 +83,8 @@ class IntGroups:
         unpack_into(e.payload["codes"], self.bits, out_HND)
         dim = 2 if self.axis == "channel" else 3
         groups = _groups(out_HND, dim, self.group)
-        groups.mul_(e.metadata["scale"].unsqueeze(dim)).add_(e.metadata["min"].unsqueeze(dim))
+        torch.addcmul(e.metadata["min"].unsqueeze(dim), groups, e.metadata["scale"].unsqueeze(dim), out=groups)
+        keep_finite(out_HND)
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
         return h * n * packed_width(d, self.bits), h * (n * d // self.group) * 2 * itemsize

@@ -1,0 +1,152 @@
+"""The log-likelihood of a whole text under many stacks. It knows token ids only.
+
+A text scored as a whole has no context that could be compressed first. So each window is read in two parts: the first half
+exactly (every stack gives the same numbers there), then it is compressed, and the second half is fed through the compressed
+store in chunks, each token predicted by a forward that reads the store. How many tokens that are is part of the result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from harness.kv.cache import Row
+from harness.lm.engine import Engine, Scored
+from harness.lm.lm_eval_requests import Window
+from harness.lm.serve import Job, Served
+from harness.lm.waves import MOST_ROWS, Forecast, run_halving
+from harness.stages.protocols import Needs
+from harness.stages.stack import Stack
+from harness.types import UserError
+
+CHUNK = 32  # tokens fed to a compressed store at once
+EXACT_CHUNK = 256  # tokens of the exact part at once: bounds the logits held
+SHORTEST = 64  # ids; a shorter window is read exactly, whatever the stack
+
+
+@dataclass
+class WindowServed:
+    """A text under one stack: log-probability of its scored tokens, whether all were the most likely ones, and how many
+    tokens were scored, and read through the compressed store. `served` is of the first window.
+    """
+
+    served: Served
+    logp: float = 0.0
+    greedy: bool = True
+    scored: int = 0
+    exercised: int = 0
+
+
+@dataclass
+class _Tokenwise:
+    """Log-probabilities of consecutive tokens of a window, and whether each was the most likely one."""
+
+    row: Row
+    logp: list[float] = field(default_factory=list)
+    top: list[bool] = field(default_factory=list)
+
+
+class WindowReader:
+    """Reads windows through an engine, all stacks of a text in lockstep under a memory limit."""
+
+    def __init__(self, engine: Engine, forecast: Forecast, memory_limit: int) -> None:
+        self.engine, self.forecast, self.limit = engine, forecast, memory_limit
+
+    def read(self, windows: Sequence[Window], cells: Sequence[tuple[Stack, int]]) -> list[WindowServed]:
+        """One result a (stack, seed) of `cells`; a stack that is refused or fails in one window is so as a whole."""
+        out = [WindowServed(Served(job=Job(prefix=(), stack=stack, held=(), seed=seed))) for stack, seed in cells]
+        for number, window in enumerate(windows):
+            self._window(window, [one for one in out if one.served.status == "ok"], first=number == 0)
+        return out
+
+    def _window(self, window: Window, results: Sequence[WindowServed], *, first: bool) -> None:
+        ids = window.ids
+        half = len(ids) // 2 if len(ids) >= SHORTEST else len(ids) - 1
+        start = self._tokens([Row.empty(self.engine.shape)], ids[: half + 1], EXACT_CHUNK)[0]
+        if half == len(ids) - 1:
+            for one in results:
+                _add(one, window, start, _Tokenwise(start.row))
+                if first:
+                    one.served = _served(one.served, start.row, start.row, 0, 0.0)
+            return
+        needs = Needs()
+        for one in results:
+            needs = needs | one.served.job.stack.needs
+        prefix = self.engine.prefill(ids[:half], needs)
+        ready: list[tuple[WindowServed, Row]] = []
+        for one in results:
+            try:
+                ready.append((one, self.engine.compress(prefix, one.served.job.stack, one.served.job.seed)))
+            except UserError as error:
+                one.served = replace(one.served, status="refused", error=str(error))
+        for wave in self._waves(ready, len(ids)):
+            begin = time.perf_counter()
+            outcomes = run_halving(lambda part: self._rest(part, ids), wave, _failure)
+            for (one, row), outcome in zip(wave, outcomes, strict=True):
+                if isinstance(outcome, tuple):
+                    one.served = replace(one.served, status="failed", error=outcome[0], trace=outcome[1])
+                    continue
+                _add(one, window, start, outcome)
+                if first:
+                    seconds = time.perf_counter() - begin
+                    one.served = _served(one.served, row, outcome.row, prefix.nbytes, seconds, len(wave))
+
+    def _waves(self, ready: Sequence[tuple[WindowServed, Row]], total: int) -> Iterator[list[tuple[WindowServed, Row]]]:
+        wave: list[tuple[WindowServed, Row]] = []
+        used = 0
+        for one, row in ready:
+            size = self.forecast.row(row.stack, row.seen, total - row.seen) + 3 * CHUNK * 4 * self.forecast.vocabulary
+            if wave and (used + size > self.limit or len(wave) >= MOST_ROWS):
+                yield wave
+                wave, used = [], 0
+            wave.append((one, row))
+            used += size
+        if wave:
+            yield wave
+
+    def _rest(self, part: Sequence[tuple[WindowServed, Row]], ids: Sequence[int]) -> list[_Tokenwise | tuple[str, str]]:
+        return [*self._tokens([row for _, row in part], ids, CHUNK)]
+
+    def _tokens(self, rows: Sequence[Row], ids: Sequence[int], chunk: int) -> list[_Tokenwise]:
+        """Feed rows that have seen equally much the rest of `ids`, each token predicting the next."""
+        out = [_Tokenwise(row) for row in rows]
+        seen = rows[0].seen
+        while seen < len(ids) - 1:
+            end = min(seen + chunk, len(ids) - 1)
+            step = self.engine.read([one.row for one in out], [ids[seen:end]] * len(out))
+            logp_BLV = step.logits_BLV.float().log_softmax(-1)
+            wanted_L = torch.tensor(ids[seen + 1 : end + 1], device=logp_BLV.device)
+            for one, row, logp_LV in zip(out, step.rows, logp_BLV, strict=True):
+                one.row = row
+                one.logp += logp_LV.gather(1, wanted_L[:, None])[:, 0].tolist()
+                one.top += (logp_LV.argmax(-1) == wanted_L).tolist()
+            seen = end
+        return out
+
+
+def _add(one: WindowServed, window: Window, exact: _Tokenwise, rest: _Tokenwise) -> None:
+    logp, top = [*exact.logp, *rest.logp][-window.scored :], [*exact.top, *rest.top][-window.scored :]
+    assert len(logp) == window.scored
+    one.logp += sum(logp)
+    one.greedy &= all(top)
+    one.scored += len(logp)
+    one.exercised += min(len(rest.logp), window.scored)
+
+
+def _served(served: Served, row: Row, final: Row, prefix_bytes: int, seconds: float, rows: int = 1) -> Served:
+    context = row.bytes()
+    return replace(
+        served,
+        row=row,
+        context=context,
+        peak_prefill=prefix_bytes + (context.total if row.stack.compresses else 0),
+        scored=(Scored((), False, final),),
+        timings={"wave_s": seconds, "wave_rows": float(rows)},
+    )
+
+
+def _failure(item: tuple[WindowServed, Row], line: str, trace: str) -> _Tokenwise | tuple[str, str]:
+    return line, trace

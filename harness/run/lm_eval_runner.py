@@ -1,0 +1,197 @@
+"""Runs lm-eval's documents through all cells, records them, and keeps lm-eval's own results beside the records.
+
+What is already in the store is not done again; lm-eval's results are made from the records of all writers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import traceback
+from collections.abc import Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from io import StringIO
+from typing import Any
+
+from harness.lm.engine import Engine
+from harness.lm.lm_eval_requests import Encoder, Request, generation_limits, prompt_hash
+from harness.lm.lm_eval_serve import Asked, LmEvalService, Replied
+from harness.lm.load import LM
+from harness.run import atomic
+from harness.run.cells import Cell
+from harness.run.identity import digest, record_key
+from harness.run.lm_eval_metrics import aggregate, chance, from_output, judge, to_output
+from harness.run.recorder import NOTHING, Recorder, Setup, Work
+from harness.run.store import Store
+from harness.types import Example, Prompt, Record, UserError, require
+from tasks.lm_eval import Document, LmEval
+
+NOT_READ = "compression cannot act: a text this short, or without a context, is read exactly"
+
+
+@dataclass(frozen=True)
+class LmEvalWork(Work):
+    """A document under a cell, with its requests."""
+
+    document: Document
+    requests: tuple[Request, ...]
+
+
+class LmEvalRunner:
+    """Makes the missing records of a run of lm-eval tasks."""
+
+    def __init__(self, lm: LM, engine: Engine, task: LmEval, store: Store, setup: Setup) -> None:
+        self.lm, self.task, self.store, self.setup = lm, task, store, setup
+        limit = lm.tokens.max_length
+        require(limit is not None, "model", setup.model, "lm-eval needs to know how many positions it has")
+        self.encode = Encoder(lm.tokens, int(limit or 0), task.truncate)
+        self.service = LmEvalService(engine, lm.tokens, setup.memory_limit)
+        self.vocabulary = int(engine.model.config.get_text_config().vocab_size)
+
+    def run(self, examples: Sequence[Example], cells: Sequence[Cell]) -> list[str]:
+        """All documents under all cells, a line for each failure; then lm-eval's own results of every cell."""
+        configs = {name: digest(task.dump_config()) for name, task in self.task.loaded.tasks.items()}
+        everything = [work for example in examples for work in self._works(example, cells, configs)]
+        todo = [one for one in everything if one.key not in self.store.done]
+        with Recorder(self.task, self.store, self.setup, len(todo)) as recorder:
+            recorder.write([self._unread(recorder, one) for one in todo if not one.requests])
+            asked = [Asked(requests=w.requests, stack=w.cell.stack, seed=_seed(w), tag=w) for w in todo if w.requests]
+
+            def done(replies: list[Replied]) -> None:
+                recorder.write([self._finish(recorder, reply) for reply in replies])
+
+            self.service.serve(asked, done)
+            self._results(everything)
+            return recorder.failures
+
+    def _works(self, example: Example, cells: Sequence[Cell], configs: dict[str, str]) -> list[LmEvalWork]:
+        document = self.task.loaded.documents[example.id]
+        for one in document.instances:
+            if one.request_type == "generate_until":
+                generation_limits(one.args[1])
+        requests, refused = self._encoded(document)
+        main = max(requests, key=lambda r: len(r.all_ids), default=Request(kind=""))
+        ids = main.ids or main.all_ids
+        example = replace(example, truncated=any(r.truncated for r in requests))
+        prompt = Prompt(context=ids[:-1], question=(), answer_prefix=ids[-1:])
+        parts = {
+            "document": [[one.request_type, *one.args] for one in document.instances],
+            "id": example.id,
+            "config": configs[document.task],
+            "prompt": prompt_hash(requests),
+            "refused": refused,
+            "metric": self.task.metric,
+            "seed": self.setup.seed,
+            **self.setup.identity,
+        }
+        base = digest(parts)
+        return [
+            LmEvalWork(
+                example,
+                prompt,
+                cell,
+                record_key({"base": base, "stack": cell.config, "point": cell.point, "label": cell.label}),
+                document,
+                requests,
+            )
+            for cell in cells
+        ]
+
+    def _encoded(self, document: Document) -> tuple[tuple[Request, ...], str]:
+        """Requests of a document, or none and the reason."""
+        try:
+            return tuple(self.encode(one) for one in document.instances), ""
+        except UserError as error:
+            return (), str(error)
+
+    def _unread(self, recorder: Recorder, work: LmEvalWork) -> Record:
+        return recorder.record(work, **self._named(work), status="refused", error=self._encoded(work.document)[1])
+
+    def _named(self, work: LmEvalWork) -> dict[str, Any]:
+        """What differs from task to task of a group."""
+        return {
+            "task": work.document.task,
+            "metric": self.task.metric or "lm_eval",
+            "prompt_sha256": prompt_hash(work.requests),
+        }
+
+    def _finish(self, recorder: Recorder, reply: Replied) -> Record:
+        work: LmEvalWork = reply.asked.tag
+        named = self._named(work)
+        if reply.status == "failed":
+            return replace(recorder.failed(work, reply.error or "", reply.trace), **named)
+        if reply.status != "ok":
+            return recorder.record(work, **named, status=reply.status, error=reply.error)
+        try:
+            return recorder.record(work, **(named | recorder.measured(reply.main) | self._scored(work, reply)))
+        except UserError:
+            raise
+        except Exception as error:  # a metric of lm-eval that cannot take this answer: the others go on
+            line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            return replace(recorder.failed(work, line, traceback.format_exc()), **named)
+
+    def _scored(self, work: LmEvalWork, reply: Replied) -> dict[str, Any]:
+        task, document = self.task.loaded.tasks[work.document.task], work.document
+        responses = [one for one in reply.responses if one is not None]
+        judged = judge(task, document, responses, self.task.metric)
+        answers = [one.answer for one in reply.served if one.answer]
+        nothing = work.cell.stack.compresses and not reply.touched
+        scored = reply.scored + sum(len(r.target) for r in work.requests)
+        metrics = dict(judged.metrics)
+        if reply.scored:
+            metrics["exercised"] = reply.exercised / reply.scored  # of the tokens of whole texts
+        return {
+            "metric": judged.metric,
+            "score": judged.score,
+            "weight": judged.weight,
+            "aggregate": judged.aggregate,
+            "higher_is_better": judged.higher_is_better,
+            "chance": chance(document, judged, self.vocabulary, scored),
+            "metrics": metrics,
+            "length": judged.length or work.example.length,
+            "output": to_output(document, responses),
+            "stop_reason": answers[0].stop_reason if answers else None,
+            "entries_touched": reply.touched,
+            "status": "not_exercised" if nothing else "ok",
+            "error": (NOT_READ if reply.scored and not reply.exercised else NOTHING) if nothing else None,
+        }
+
+    def _results(self, works: Sequence[LmEvalWork]) -> None:
+        """lm-eval's results of every cell, over its documents that have an answer, in a file of the run folder."""
+        done = {r["key"]: r for r in self.store.records() if r["status"] in ("ok", "not_exercised")}
+        by_cell: dict[str, dict[str, Any]] = {}
+        for work in works:
+            if work.key in done:
+                answers = from_output(work.document, done[work.key]["output"])
+                by_cell.setdefault(work.cell.name, {})[work.example.id] = answers
+        for name, responses in by_cell.items():
+            with _one_process():
+                found = aggregate(self.task.loaded, responses, self.task.bootstrap_iters, self.task.unsafe_code)
+            text = json.dumps(found, indent=1, default=str)
+            path = self.store.folder / f"lm_eval-{_file_name(name)}.json"
+            atomic.replace(path, lambda draft, text=text: draft.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+
+
+def _seed(work: Work) -> int:
+    return int(work.prompt.sha256[:12], 16)
+
+
+def _file_name(cell: str) -> str:
+    return re.sub(r"[^\w.=+-]", "-", cell)
+
+
+@contextmanager
+def _one_process() -> Any:
+    """lm-eval bootstraps in a pool of processes, which costs more than it saves here, and prints that it does."""
+    before = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        with redirect_stdout(StringIO()):
+            yield
+    finally:
+        if before is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = before

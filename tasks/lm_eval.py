@@ -1,0 +1,251 @@
+"""lm-eval's own tasks: which ones, their settings, and the requests that they make. It knows no model and no cache.
+
+Prompts, few-shot examples, metrics and filters are lm-eval's; every task draws its data from a freshly seeded state, so
+that neither the order of tasks nor a group around them changes a prompt.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from harness.types import Corpus, Example, Score, Tokens, UserError, require
+from tasks.checks import listed, require_bools, whole
+
+TRUNCATE = ("refuse", "left")
+_OTHER_SEED = 1234  # lm-eval's own default for numpy, torch and few-shot draws; python's is 0, like ours
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of one task: lm-eval's number of it, its content, and the requests it makes (lm-eval Instances)."""
+
+    task: str
+    number: int
+    doc: Any
+    instances: tuple[Any, ...]
+
+    @property
+    def id(self) -> str:
+        return f"{self.task}-{self.number}"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """lm-eval's tasks and groups by name, and every document by its id."""
+
+    tasks: Mapping[str, Any]
+    groups: Mapping[str, Any]
+    documents: Mapping[str, Document]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmEval:
+    """Tasks or groups of lm-eval, scored by lm-eval.
+
+    A prompt of lm-eval is one text, so what is asked is seen while the cache is compressed (query-aware); its last token is
+    held back until afterwards.
+
+    Args:
+        name: One task or group, or a list of them.
+        num_fewshot: Examples in the prompt; None takes what each task says. A task that says 0 keeps 0.
+        metadata: Handed to the tasks' data functions, for example max_seq_lengths of RULER.
+        include_path: Folder with further task YAMLs.
+        chat: Whether the model's chat template goes around the prompt.
+        multiturn: With `chat`, few-shot examples as turns of the conversation.
+        system_instruction: Text before the prompt.
+        generation: Changes to the tasks' generation settings, for example max_gen_toks.
+        truncate: A prompt beyond the model's positions: refuse, or left to cut its beginning off (recorded).
+        metric: The headline metric; None takes the first that a document has.
+        bootstrap_iters: Resamples behind those standard errors of lm-eval that have no formula.
+        unsafe_code: Whether tasks that run generated code may do so.
+    """
+
+    runner: ClassVar[str] = "lm_eval"
+    needs_corpus: ClassVar[bool] = False
+    query_aware: ClassVar[bool] = True
+    chance: ClassVar[float] = 0.0  # the record of a multiple choice says its own
+
+    name: str | Sequence[str]
+    num_fewshot: int | None = None
+    metadata: Mapping[str, Any] | None = None
+    include_path: str | None = None
+    chat: bool = False
+    multiturn: bool = True
+    system_instruction: str | None = None
+    generation: Mapping[str, Any] | None = None
+    truncate: str = "refuse"
+    metric: str | None = None
+    bootstrap_iters: int = 1000
+    unsafe_code: bool = False
+    names: tuple[str, ...] = field(init=False, default=())
+    loaded: Loaded = field(init=False, default=Loaded({}, {}, {}), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names = (self.name,) if isinstance(self.name, str) else listed(self.name)
+        fits = bool(names) and all(isinstance(n, str) and n and "," not in n for n in names)
+        require(fits, "task.name", self.name, "a task or group of lm-eval, or a list of them (python -m lm_eval ls tasks)")
+        object.__setattr__(self, "names", tuple(dict.fromkeys(names)))
+        object.__setattr__(self, "name", "+".join(map(str, names)))
+        shots = self.num_fewshot
+        require(shots is None or whole(shots, 0), "task.num_fewshot", shots, "a whole number from 0, or null")
+        require(whole(self.bootstrap_iters, 0), "task.bootstrap_iters", self.bootstrap_iters, "a whole number from 0")
+        require(self.truncate in TRUNCATE, "task.truncate", self.truncate, f"one of {', '.join(TRUNCATE)}")
+        for key in ("metadata", "generation"):
+            value = getattr(self, key)
+            require(value is None or isinstance(value, Mapping), f"task.{key}", value, "a dictionary, or null")
+        require_bools(self, "chat", "multiturn", "unsafe_code")
+
+    def load(self, tokenizer: Any, seed: int) -> Loaded:
+        """Tasks, groups and requests, rendered with a transformers tokenizer; the same every time, in any process.
+
+        Raises:
+            UserError: an unknown task, data that cannot be had, a package that a task needs, code that is not allowed.
+        """
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        metadata = {"tokenizer": str(tokenizer.name_or_path), **(self.metadata or {})}
+        found = load_tasks(self.names, metadata, self.include_path, seed)
+        for task in found["tasks"].values():
+            self._set_up(task, seed)
+            task.build_all_requests(
+                rank=0,
+                world_size=1,
+                system_instruction=self.system_instruction,
+                apply_chat_template=self.chat,
+                fewshot_as_multiturn=self.multiturn,
+                chat_template=chat_template(tokenizer) if self.chat else None,
+            )
+        by_task = [_documents(name, task) for name, task in found["tasks"].items()]
+        # One document of each task before the second of any: a limit still covers all tasks.
+        documents = [one for row in zip_longest(*by_task) for one in row if one is not None]
+        return Loaded(found["tasks"], found.get("groups", {}), {one.id: one for one in documents})
+
+    def _set_up(self, task: Any, seed: int) -> None:
+        """What lm-eval's own command does to a loaded task before it renders prompts."""
+        unsafe = bool(getattr(task, "UNSAFE_CODE", False)) and not self.unsafe_code
+        require(not unsafe, "task.name", task.task_name, "it runs generated code: set task.unsafe_code=true to allow that")
+        require(not getattr(task, "MULTIMODAL", False), "task.name", task.task_name, "it needs images or sound")
+        if self.generation and task.get_config("output_type") == "generate_until":
+            task.set_config(key="generation_kwargs", value=dict(self.generation), update=True)
+        own = task.get_config("num_fewshot")
+        if own is None or (self.num_fewshot is not None and own != 0):
+            task.set_config(key="num_fewshot", value=self.num_fewshot or 0)
+        task.set_fewshot_seed(seed=_OTHER_SEED + seed)
+
+    def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
+        """Every document as an example, for its id, its first prompt and its target; `loaded` holds the requests."""
+        tokenizer: Any = tokens
+        loaded = self.load(tokenizer.hf, seed)
+        object.__setattr__(self, "loaded", loaded)
+        return [_example(loaded.tasks[one.task], one) for one in loaded.documents.values()]
+
+    def score(self, example: Example, answer: str) -> Score:
+        """lm-eval scores, from the answers to all requests of a document."""
+        raise NotImplementedError("a document of lm-eval is scored by lm-eval")
+
+
+def load_tasks(names: Sequence[str], metadata: Mapping[str, Any], include_path: str | None, seed: int) -> dict[str, Any]:
+    """lm-eval's tasks and groups of these names, data included (UserError for what cannot be had)."""
+    manager = _manager(names, metadata, include_path)
+    try:
+        with _seeded_downloads(seed):
+            return dict(manager.load(list(names)))
+    except ImportError as error:
+        hint = "pip install 'lm-eval[ruler]'" if "wonderwords" in str(error) else "install the package it names"
+        raise UserError(f"task.name={'+'.join(names)} needs a package that is not there ({_line(error)}): {hint}") from None
+    except (ConnectionError, OSError) as error:
+        raise UserError(f"task.name={'+'.join(names)}: its data cannot be had (no network?): {_line(error)}") from None
+    except (ValueError, RuntimeError, AssertionError, KeyError) as error:
+        raise UserError(f"task.name={'+'.join(names)} cannot be loaded: {_line(error)}") from None
+
+
+def _manager(names: Sequence[str], metadata: Mapping[str, Any], include_path: str | None) -> Any:
+    """lm-eval's task manager; its own thousands of YAMLs are read only where `include_path` does not have the tasks."""
+    from lm_eval.tasks import TaskManager  # seconds to import
+
+    if include_path is not None:
+        require(Path(include_path).is_dir(), "task.include_path", include_path, "there is no such folder")
+        manager = TaskManager(include_path=include_path, include_defaults=False, metadata=dict(metadata))
+        if set(names) <= set(manager.all_subtasks):
+            return manager
+    manager = TaskManager(include_path=include_path, metadata=dict(metadata))
+    unknown = [name for name in names if not manager.match_tasks([name])]
+    require(not unknown, "task.name", unknown, "lm-eval has no such task or group (python -m lm_eval ls tasks)")
+    return manager
+
+
+@contextmanager
+def _seeded_downloads(seed: int) -> Iterator[None]:
+    """Seed the process-wide generators before each task makes its data.
+
+    Tasks such as RULER's draw from them while they load; only here is there a moment between two of them.
+    """
+    from lm_eval.api.task import ConfigurableTask
+
+    original = ConfigurableTask.download
+
+    def download(self: Any, *args: Any, **kwargs: Any) -> Any:
+        random.seed(seed)
+        np.random.seed(_OTHER_SEED + seed)
+        torch.manual_seed(_OTHER_SEED + seed)
+        return original(self, *args, **kwargs)
+
+    ConfigurableTask.download = download
+    try:
+        yield
+    finally:
+        ConfigurableTask.download = original
+
+
+def chat_template(tokenizer: Any) -> Any:
+    """lm-eval's chat_template callable for a tokenizer (UserError where it has no template)."""
+    require(bool(tokenizer.chat_template), "task.chat", True, "the model's tokenizer has no chat template")
+
+    def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+    return render
+
+
+def _documents(name: str, task: Any) -> list[Document]:
+    found: dict[int, list[Any]] = {}
+    for instance in task.instances:
+        found.setdefault(instance.doc_id, []).append(instance)
+    return [Document(name, n, same[0].doc, tuple(sorted(same, key=lambda i: i.idx))) for n, same in found.items()]
+
+
+def _example(task: Any, document: Document) -> Example:
+    target = task.doc_to_target(document.doc)
+    if task.OUTPUT_TYPE == "multiple_choice" and isinstance(target, int) and not task.multiple_input:
+        target = task.doc_to_choice(document.doc)[target]
+    answers = target if isinstance(target, list | tuple) else [target]
+    length = document.doc.get("max_length") if isinstance(document.doc, Mapping) else None
+    rolling = document.instances[0].request_type == "loglikelihood_rolling"
+    return Example(
+        id=document.id,
+        context=str(document.instances[0].args[0]),
+        question="",
+        answer_prefix="",
+        answers=() if rolling else tuple(map(str, answers)),
+        length=length if whole(length, 1) else None,
+    )
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,47 @@
+"""Country reports asked of the default model by the command: the answer comes from the cache, and a starved cache loses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+N = 12
+
+
+def records(folder: Path, *overrides: str) -> list[dict[str, Any]]:
+    """What `python -m harness task=docqa` wrote."""
+    settings = ("task=docqa", "task.lengths=[1024]", f"limit={N}", "progress=false", f"results_dir={folder}")
+    command = [sys.executable, "-m", "harness", *settings, *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    run = ROOT / done.stdout.strip().splitlines()[-1]
+    return [json.loads(line) for file in sorted(run.glob("records-*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def score(found: list[dict[str, Any]], stack: str) -> float:
+    return fmean(record["score"] for record in found if record["stack"] == stack)
+
+
+@pytest.mark.slow
+def test_the_score_reads_the_record_in_the_cache(tmp_path: Path) -> None:
+    swapped = "task.swap=true"
+    found = records(tmp_path, swapped, "compress=window", "compress.points=[{keep.budget.value: 0.05}]")
+    full = [record for record in found if record["stack"] == "full"]
+    assert len(full) == N and len(found) == 2 * N and {record["status"] for record in found} == {"ok"}
+    assert 0.2 < score(full, "full") < 1.0
+    assert score([r for r in found if r not in full], found[-1]["stack"]) < score(full, "full")
+    for record in full:
+        assert record["n_prompt"] + 32 <= 1024 and record["chance"] == 0.0 and 0 <= record["depth"] <= 1
+    assert len({record["group_id"] for record in full}) == N
+    alone = records(tmp_path, swapped, "compress=full", "task.baseline=no_context")
+    assert [r["gold"] for r in alone] == [r["gold"] for r in full] and {r["task"] for r in alone} == {"docqa_no_context"}
+    assert score(alone, "full") <= 0.1

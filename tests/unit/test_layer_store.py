@@ -1,0 +1,177 @@
+"""Stores of one layer: never changed in place, rows copied when kept, tails bounded, bytes equal what the storages hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.kv.layer import Part, Side
+from harness.kv.memory import measure
+from harness.stages.codec.exact import Exact
+from harness.stages.codec.int8 import Int8
+from harness.stages.codec.int_groups import IntGroups
+from harness.stages.protocols import Codec
+from harness.types import KV
+from tests import conf_tree
+
+D = 32
+BITS2 = IntGroups(name="int2", bits=2, group=32, residual=32, axis="channel")
+PER_TOKEN: dict[str, Codec] = {"exact": Exact(), "int8": Int8(), "int4": IntGroups(axis="token", residual=4)}
+
+
+def rows(n: int, heads: int = 2, seed: int = 0) -> Tensor:
+    return torch.randn(heads, n, D, generator=torch.Generator().manual_seed(seed))
+
+
+def new(n: int, start: int, heads: int = 2) -> KV:
+    pos = torch.arange(start, start + n, dtype=torch.int32).expand(heads, n)
+    return KV(rows(n, heads, start), rows(n, heads, start + 1000), pos)
+
+
+def part(n: int, codec: Codec | None = None, heads: int = 2) -> Part:
+    kv, codec = new(n, 0, heads), codec or Exact()
+    return Part(0, heads, Side.of(kv.k_HND, codec, None), Side.of(kv.v_HND, codec, None))
+
+
+def content(found: Part) -> list[Tensor]:
+    return [t.clone() for _, t in found.tensors()]
+
+
+# --- cases 8 and 9 -----------------------------------------------------------------------------------------------
+
+
+def test_case_8_tokens_that_aged_at_decode_are_really_quantized() -> None:
+    x = rows(200)
+    side = Side.of(x[:, :32].clone(), BITS2, None)
+    for t in range(32, 200):
+        side = side.append(x[:, t : t + 1].clone())
+        assert side.n_encoded % 32 == 0
+        assert side.tail_HND.shape[1] < 64
+    read = side.read(torch.float32)
+    assert side.n_encoded == 160
+    assert torch.equal(read[:, 160:], x[:, 160:])
+    error = (read[:, :160] - x[:, :160]).abs()
+    assert float(error.mean()) > 0.2  # 2 bits: a step is about 1.3
+    assert bool((error.amax((0, 2)) > 0).all())
+    held = measure(side.tensors())
+    payload, metadata = BITS2.nbytes(2, 160, D, 4)
+    assert held.total == payload + metadata + 2 * 40 * D * 4
+    assert held.allocated == held.logical == {"payload": payload, "metadata": metadata, "tail": 2 * 40 * D * 4}
+
+
+@pytest.mark.parametrize("axis", ["channel", "token"])
+@pytest.mark.parametrize("calls", [[1] * 500, [100, 40, *[1] * 50], [33] * 9, [64, 64, 1, 63], [300], [31, 1, 1, 31, 1]])
+def test_case_9_the_exact_tail_stays_below_residual_plus_group(calls: list[int], axis: str) -> None:
+    codec = IntGroups(bits=4, group=32, residual=32, axis=axis)
+    x, at = rows(sum(calls)), 0
+    side: Side | None = None
+    for n in calls:
+        step = x[:, at : at + n].clone()
+        side, at = Side.of(step, codec, None) if side is None else side.append(step), at + n
+        tail = side.tail_HND.shape[1]
+        assert tail < 64 if axis == "channel" else tail <= 32
+        assert tail >= min(32, at)
+        assert side.n == at
+        assert side.tail_HND.untyped_storage().nbytes() == 2 * tail * D * 4
+
+
+def test_case_10_the_residual_is_exact_after_prefill() -> None:
+    codec = IntGroups(bits=4, group=32, residual=128, axis="channel")
+    x = rows(300)
+    assert torch.equal(Side.of(x[:, :100].clone(), codec, None).read(torch.float32), x[:, :100])
+    side = Side.of(x, codec, None)
+    assert side.n_encoded == 160  # the most whole groups that leave at least 128 exact
+    assert torch.equal(side.read(torch.float32)[:, -128:], x[:, -128:])
+
+
+# --- nothing in place, nothing held by a view --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", conf_tree.members("codec"))
+def test_stores_are_never_changed_in_place(name: str) -> None:
+    codec = conf_tree.member("codec", name).for_role("keys")
+    store = part(70, codec)
+    before = content(store)
+    grown = store
+    for start in (70, 75, 110):
+        grown = grown.append(new(5 if start == 70 else 35, start), None)
+    grown.keys.read(torch.float32)
+    if codec.block == 1 and not codec.residual:
+        store.take(torch.arange(0, 70, 2).expand(2, -1), 70)
+    assert all(torch.equal(a, b) for a, b in zip(content(store), before, strict=True))
+    assert grown.n == 70 + 5 + 35 + 35
+
+
+@pytest.mark.parametrize("codec", PER_TOKEN.values(), ids=PER_TOKEN)
+def test_taken_rows_are_the_rows_with_their_positions_and_hold_only_their_own_bytes(codec: Codec) -> None:
+    store = part(50, codec).append(new(10, 50), None)
+    index = torch.tensor([[0, 7, 30, 41, 56, 57, 58, 59], [1, 2, 3, 51, 56, 57, 58, 59]])
+    kept = store.take(index, 60)
+    whole = store.keys.read(torch.float32)
+    for h in range(2):
+        assert torch.equal(kept.keys.read(torch.float32)[h], whole[h, index[h]])
+    assert torch.equal(kept.positions(60), index.int())
+    held = measure(kept.tensors())
+    assert held.logical == {k: held.allocated.get(k, 0) for k in held.logical}
+    n_tail = codec.residual
+    exact = 2 * 2 * n_tail * D * 4
+    assert held.total == 2 * sum(codec.nbytes(2, 8 - n_tail, D, 4)) + exact + 2 * 8 * 4
+
+
+def test_heads_with_their_own_number_of_rows_hold_only_their_own_bytes() -> None:
+    store = part(50)
+    parts = [store.head(h).take(torch.arange(n)[None] * 2, 50) for h, n in enumerate((5, 20))]
+    held = measure(pair for p in parts for pair in p.tensors())
+    assert held.total == held.logical["payload"] + held.logical["positions"] == 25 * (2 * D * 4 + 4)
+    grown = [p.append(new(3, 50), None).append(new(1, 53), None) for p in parts]
+    held = measure(pair for p in grown for pair in p.tensors())
+    assert held.total == (25 + 2 * 4) * (2 * D * 4 + 4)
+    assert grown[1].positions(54)[0].tolist() == [*range(0, 40, 2), 50, 51, 52, 53]
+    assert torch.equal(grown[1].keys.read(torch.float32)[0, 20:23], new(3, 50).k_HND[1])
+
+
+def test_the_newest_rows_of_a_sliding_layer_release_the_others() -> None:
+    store = part(100).newest(15)
+    assert measure(store.tensors()).total == 2 * 2 * 15 * D * 4
+    assert torch.equal(store.keys.read(torch.float32), new(100, 0).k_HND[:, -15:])
+    assert store.positions(100)[0].tolist() == list(range(85, 100))
+
+
+def test_sums_follow_their_rows() -> None:
+    store = part(6)
+    store = Part(0, 2, store.keys, store.values, None, torch.arange(12.0).view(2, 6))
+    kept = store.take(torch.tensor([[0, 5], [2, 3]]), 6)
+    assert kept.sums_HN is not None
+    assert kept.sums_HN.tolist() == [[0, 5], [8, 9]]
+    grown = kept.append(new(1, 6), torch.tensor([[1.0, 2.0, 0.5], [0.0, 1.0, 0.25]]))
+    assert grown.sums_HN is not None
+    assert grown.sums_HN.tolist() == [[1, 7, 0.5], [8, 10, 0.25]]
+
+
+# --- decoded views -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", PER_TOKEN.values(), ids=PER_TOKEN)
+def test_a_cached_view_reads_the_same_and_is_counted_as_scratch(codec: Codec) -> None:
+    plain, cached = Side.of(rows(50), codec, None), Side.of(rows(50), codec, torch.float32)
+    for n in (1, 30, 7):
+        plain, cached = plain.append(rows(n, seed=n)), cached.append(rows(n, seed=n))
+        assert torch.equal(plain.read(torch.float32), cached.read(torch.float32))
+    index = torch.arange(0, plain.n - codec.residual, 3)
+    index = torch.cat((index, torch.arange(plain.n - codec.residual, plain.n))).expand(2, -1)
+    plain, cached = plain.take(index), cached.take(index)
+    assert torch.equal(plain.read(torch.float32), cached.read(torch.float32))
+    held = measure(cached.tensors())
+    assert held.allocated["scratch"] == 2 * cached.n_encoded * D * 4
+    assert held.total - held.allocated["scratch"] == measure(plain.tensors()).total
+
+
+def test_reading_with_new_rows_appends_them_as_they_are() -> None:
+    side = Side.of(rows(40).bfloat16(), Int8(), None)
+    fresh = rows(3, seed=9)
+    read = side.read(torch.float32, fresh)
+    assert torch.equal(read[:, 40:], fresh)
+    assert torch.equal(read[:, :40], side.read(torch.float32))
+    read.zero_()
+    assert bool(side.read(torch.float32).any())
