@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -30,8 +31,9 @@ def main(cfg: DictConfig) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Hydra's parser wants flags before or after all overrides, not between them.
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
+    # Hydra reads flags before or after all overrides, but not between them.
+    overrides = get_args_parser().parse_intermixed_args(sys.argv[1:]).overrides
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in overrides] + overrides
     try:
         check_arguments(sys.argv[1:])
     except UserError as error:

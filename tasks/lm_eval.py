@@ -7,22 +7,17 @@ that neither the order of tasks nor a group around them changes a prompt.
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-
-from harness.types import Corpus, Example, Score, Tokens, UserError, require
+from harness.types import Corpus, Example, Score, Tokens, require
 from tasks.checks import listed, require_bools, whole
+from tasks.lm_eval_load import OTHER_SEED, chat_template, load_tasks
 
+FIRST = "first"
 TRUNCATE = ("refuse", "left")
-_OTHER_SEED = 1234  # lm-eval's own default for numpy, torch and few-shot draws; python's is 0, like ours
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class LmEval:
         system_instruction: Text before the prompt.
         generation: Changes to the tasks' generation settings, for example max_gen_toks.
         truncate: A prompt beyond the model's positions: refuse, or left to cut its beginning off (recorded).
-        metric: The headline metric; None takes the first that a document has.
+        metric: The headline metric; "first" takes the first that a document has.
         bootstrap_iters: Resamples behind those standard errors of lm-eval that have no formula.
         unsafe_code: Whether tasks that run generated code may do so.
     """
@@ -75,7 +70,7 @@ class LmEval:
     query_aware: ClassVar[bool] = True
     chance: ClassVar[float] = 0.0  # the record of a multiple choice says its own
 
-    name: str | Sequence[str]
+    name: Any  # a text or a list of texts; once made, one text
     num_fewshot: int | None = None
     metadata: Mapping[str, Any] | None = None
     include_path: str | None = None
@@ -84,7 +79,7 @@ class LmEval:
     system_instruction: str | None = None
     generation: Mapping[str, Any] | None = None
     truncate: str = "refuse"
-    metric: str | None = None
+    metric: str = FIRST
     bootstrap_iters: int = 1000
     unsafe_code: bool = False
     names: tuple[str, ...] = field(init=False, default=())
@@ -139,7 +134,7 @@ class LmEval:
         own = task.get_config("num_fewshot")
         if own is None or (self.num_fewshot is not None and own != 0):
             task.set_config(key="num_fewshot", value=self.num_fewshot or 0)
-        task.set_fewshot_seed(seed=_OTHER_SEED + seed)
+        task.set_fewshot_seed(seed=OTHER_SEED + seed)
 
     def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
         """Every document as an example, for its id, its first prompt and its target; `loaded` holds the requests."""
@@ -151,76 +146,6 @@ class LmEval:
     def score(self, example: Example, answer: str) -> Score:
         """lm-eval scores, from the answers to all requests of a document."""
         raise NotImplementedError("a document of lm-eval is scored by lm-eval")
-
-
-def load_tasks(names: Sequence[str], metadata: Mapping[str, Any], include_path: str | None, seed: int) -> dict[str, Any]:
-    """lm-eval's tasks and groups of these names, data included (UserError for what cannot be had)."""
-    manager = _manager(names, metadata, include_path)
-    try:
-        with _seeded_downloads(seed):
-            return dict(manager.load(list(names)))
-    except ImportError as error:
-        hint = "pip install 'lm-eval[ruler]'" if "wonderwords" in str(error) else "install the package it names"
-        raise UserError(f"task.name={'+'.join(names)} needs a package that is not there ({_line(error)}): {hint}") from None
-    except (ConnectionError, OSError) as error:
-        raise UserError(f"task.name={'+'.join(names)}: its data cannot be had (no network?): {_line(error)}") from None
-    except (ValueError, RuntimeError, AssertionError, KeyError) as error:
-        raise UserError(f"task.name={'+'.join(names)} cannot be loaded: {_line(error)}") from None
-
-
-def _manager(names: Sequence[str], metadata: Mapping[str, Any], include_path: str | None) -> Any:
-    """lm-eval's task manager; its own thousands of YAMLs are read only where `include_path` does not have the tasks."""
-    from lm_eval.tasks import TaskManager  # seconds to import
-
-    if include_path is not None:
-        require(Path(include_path).is_dir(), "task.include_path", include_path, "there is no such folder")
-        manager = TaskManager(include_path=include_path, include_defaults=False, metadata=dict(metadata))
-        if set(names) <= set(manager.all_subtasks):
-            return manager
-    manager = TaskManager(include_path=include_path, metadata=dict(metadata))
-    unknown = [name for name in names if not manager.match_tasks([name])]
-    require(not unknown, "task.name", unknown, "lm-eval has no such task or group (python -m lm_eval ls tasks)")
-    return manager
-
-
-@contextmanager
-def _seeded_downloads(seed: int) -> Iterator[None]:
-    """Seed the process-wide generators before each task makes its data.
-
-    Tasks such as RULER's draw from them while they load; only here is there a moment between two of them.
-    """
-    from lm_eval.api.task import ConfigurableTask
-
-    original = ConfigurableTask.download
-
-    def download(self: Any, *args: Any, **kwargs: Any) -> Any:
-        random.seed(seed)
-        np.random.seed(_OTHER_SEED + seed)
-        torch.manual_seed(_OTHER_SEED + seed)
-        return original(self, *args, **kwargs)
-
-    ConfigurableTask.download = download
-    try:
-        yield
-    finally:
-        ConfigurableTask.download = original
-
-
-def chat_template(tokenizer: Any) -> Any:
-    """lm-eval's chat_template callable for a tokenizer (UserError where it has no template)."""
-    require(bool(tokenizer.chat_template), "task.chat", True, "the model's tokenizer has no chat template")
-
-    def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                history,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-            )
-        )
-
-    return render
 
 
 def _documents(name: str, task: Any) -> list[Document]:
@@ -245,7 +170,3 @@ def _example(task: Any, document: Document) -> Example:
         answers=() if rolling else tuple(map(str, answers)),
         length=length if whole(length, 1) else None,
     )
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -13,7 +13,7 @@ from typing import Any
 
 import hydra
 from hydra.errors import HydraException
-from lm_eval.api.model import LM as LmEvalModel
+from lm_eval.api import model as lm_eval_model
 from lm_eval.api.registry import register_model
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -99,7 +99,7 @@ def _spelled(value: Any) -> str:
 
 
 @register_model(MODEL)
-class KvHarness(LmEvalModel):  # type: ignore[misc]
+class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
     """A model whose contexts are compressed before anything is answered: lm-eval's three methods over our engine.
 
     Responses are never cached: lm-eval's cache would answer one stack with what another one said.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from harness.kv.cache import Row
-from harness.lm.engine import Engine, Scored
+from harness.lm.engine import Engine, Prefix, Scored
 from harness.lm.lm_eval_requests import Window
 from harness.lm.serve import Job, Served
 from harness.lm.waves import MOST_ROWS, Forecast, run_halving
@@ -72,27 +72,32 @@ class WindowReader:
                 if first:
                     one.served = _served(one.served, start.row, start.row, 0, 0.0)
             return
-        needs = Needs()
-        for one in results:
-            needs = needs | one.served.job.stack.needs
-        prefix = self.engine.prefill(ids[:half], needs)
-        ready: list[tuple[WindowServed, Row]] = []
-        for one in results:
-            try:
-                ready.append((one, self.engine.compress(prefix, one.served.job.stack, one.served.job.seed)))
-            except UserError as error:
-                one.served = replace(one.served, status="refused", error=str(error))
+        prefix, ready = self._compressed(ids[:half], results)
         for wave in self._waves(ready, len(ids)):
             begin = time.perf_counter()
             outcomes = run_halving(lambda part: self._rest(part, ids), wave, _failure)
+            seconds = time.perf_counter() - begin
             for (one, row), outcome in zip(wave, outcomes, strict=True):
                 if isinstance(outcome, tuple):
                     one.served = replace(one.served, status="failed", error=outcome[0], trace=outcome[1])
                     continue
                 _add(one, window, start, outcome)
                 if first:
-                    seconds = time.perf_counter() - begin
                     one.served = _served(one.served, row, outcome.row, prefix.nbytes, seconds, len(wave))
+
+    def _compressed(self, ids: Sequence[int], results: Sequence[WindowServed]) -> tuple[Prefix, list[tuple[WindowServed, Row]]]:
+        """The exact first part and a row of it for every stack that takes it; the others are refused."""
+        needs = Needs()
+        for one in results:
+            needs = needs | one.served.job.stack.needs
+        prefix = self.engine.prefill(ids, needs)
+        ready: list[tuple[WindowServed, Row]] = []
+        for one in results:
+            try:
+                ready.append((one, self.engine.compress(prefix, one.served.job.stack, one.served.job.seed)))
+            except UserError as error:
+                one.served = replace(one.served, status="refused", error=str(error))
+        return prefix, ready
 
     def _waves(self, ready: Sequence[tuple[WindowServed, Row]], total: int) -> Iterator[list[tuple[WindowServed, Row]]]:
         wave: list[tuple[WindowServed, Row]] = []

@@ -87,7 +87,7 @@ def _compose(name: str, changes: Sequence[str]) -> DictConfig:
 def _stack_cells(name: str, changes: Sequence[str]) -> list[Cell]:
     base = _compose(name, changes)
     points = _points(base, changes)
-    label = name if _same_stack(base, _compose(name, []), points) else None
+    label = name if not changes or _same_stack(base, _compose(name, []), points) else None
     return [_cell(base, name, label, point) for point in points]
 
 

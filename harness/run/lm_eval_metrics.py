@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.lm.lm_eval_serve import Response
 from harness.types import require
-from tasks.lm_eval import Document, Loaded
+from tasks.lm_eval import FIRST, Document, Loaded
 
 _LONG = ("doc", "arguments")  # of lm-eval's logged samples: their hashes stay
 _GUESSABLE = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match")
@@ -33,7 +33,7 @@ class Judged:
     length: int | None = None
 
 
-def judge(task: Any, document: Document, responses: Sequence[Response], wanted: str | None) -> Judged:
+def judge(task: Any, document: Document, responses: Sequence[Response], wanted: str) -> Judged:
     """Score one document from the responses to its requests.
 
     Perplexities keep what their aggregate is made of: score = negative log-likelihood per unit, weight = units. A metric that
@@ -46,8 +46,8 @@ def judge(task: Any, document: Document, responses: Sequence[Response], wanted: 
     ruler = all(name.isdigit() for name in values)  # RULER names a metric after each length; -1: not of this document
     if ruler:
         values = {name: value for name, value in values.items() if value != -1}
-    require(wanted is None or wanted in values, "task.metric", wanted, f"{document.task} gives {', '.join(values)}")
-    name = wanted or next(iter(values))
+    require(wanted == FIRST or wanted in values, "task.metric", wanted, f"{document.task} gives {', '.join(values)}")
+    name = next(iter(values)) if wanted == FIRST else wanted
     score, weight, aggregate = _parts(task, name, values[name])
     numbers = {key: _number(task, key, value) for key, value in values.items()}
     return Judged(

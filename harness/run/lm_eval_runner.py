@@ -113,7 +113,7 @@ class LmEvalRunner:
         """What differs from task to task of a group."""
         return {
             "task": work.document.task,
-            "metric": self.task.metric or "lm_eval",
+            "metric": self.task.metric,
             "prompt_sha256": prompt_hash(work.requests),
         }
 

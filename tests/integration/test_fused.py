@@ -202,3 +202,15 @@ def test_always_holds_its_budget_at_every_step_and_the_peak_says_what_came_befor
         assert answer.row.held() == [[48, 48]] * 3
         assert answer.row.bytes().total == at_context
         assert answer.peak == at_context * 57 // 48  # the question's nine rows, before they were evicted
+
+
+def test_padding_of_a_wave_never_stands_beyond_the_models_positions() -> None:
+    """A row at the end of gpt2's learned positions beside one that is fed more tokens."""
+    run = engine("gpt2")
+    full, short = run.prefill(ids(1020)).row, run.prefill(ids(10)).row
+    work = [(full, ids(2, seed=1)), (short, ids(30, seed=2))]
+    rows, logits = run.feed([r for r, _ in work], [t for _, t in work])
+    for b, (row, tokens) in enumerate(work):
+        (_,), single = run.feed([row], [tokens])
+        assert float((logits[b] - single[0]).abs().max()) <= 1e-4
+    assert [row.seen for row in rows] == [1022, 40]

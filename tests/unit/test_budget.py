@@ -88,7 +88,10 @@ def test_too_few_bytes_for_one_example_are_refused_for_it() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"unit": "percent", "value": 10}, r"keep\.budget\.unit='percent' is not possible: allowed are tokens, fraction, bytes"),
+        (
+            {"unit": "percent", "value": 10},
+            r"keep\.budget\.unit='percent' is not possible: allowed are tokens, fraction, bytes",
+        ),
         ({"value": 0.0}, r"keep\.budget\.value=0\.0 .* above 0 and at most 1"),
         ({"value": 1.1}, r"keep\.budget\.value=1\.1"),
         ({"value": float("nan")}, r"keep\.budget\.value=nan"),

@@ -24,7 +24,9 @@ D = 64
 
 def variants() -> dict[str, Codec]:
     """Every member of conf/codec for keys and for values, then integer groups of other widths, axes and sizes."""
-    found = {f"{n}-{r}": conf_tree.member("codec", n).for_role(r) for n in conf_tree.members("codec") for r in ("keys", "values")}
+    found = {
+        f"{n}-{r}": conf_tree.member("codec", n).for_role(r) for n in conf_tree.members("codec") for r in ("keys", "values")
+    }
     for bits in (2, 4, 8):
         for axis in ("channel", "token"):
             for group, residual in ((32, 0), (16, 5), (8, 32)):

@@ -1,0 +1,90 @@
+"""Loads lm-eval's tasks by name, their data drawn from a freshly seeded state each. It renders no prompt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.types import UserError, require
+
+OTHER_SEED = 1234  # lm-eval's own default for numpy, torch and few-shot draws; python's is 0, like ours
+
+
+def load_tasks(names: Sequence[str], metadata: Mapping[str, Any], include_path: str | None, seed: int) -> dict[str, Any]:
+    """lm-eval's tasks and groups of these names, data included (UserError for what cannot be had)."""
+    manager = _manager(names, metadata, include_path)
+    try:
+        with _seeded_downloads(seed):
+            return dict(manager.load(list(names)))
+    except ImportError as error:
+        hint = "pip install 'lm-eval[ruler]'" if "wonderwords" in str(error) else "install the package it names"
+        raise UserError(f"task.name={'+'.join(names)} needs a package that is not there ({_line(error)}): {hint}") from None
+    except (ConnectionError, OSError) as error:
+        raise UserError(f"task.name={'+'.join(names)}: its data cannot be had (no network?): {_line(error)}") from None
+    except (ValueError, RuntimeError, AssertionError, KeyError) as error:
+        raise UserError(f"task.name={'+'.join(names)} cannot be loaded: {_line(error)}") from None
+
+
+def _manager(names: Sequence[str], metadata: Mapping[str, Any], include_path: str | None) -> Any:
+    """lm-eval's task manager; its own thousands of YAMLs are read only where `include_path` does not have the tasks."""
+    from lm_eval.tasks import TaskManager  # seconds to import
+
+    if include_path is not None:
+        require(Path(include_path).is_dir(), "task.include_path", include_path, "there is no such folder")
+        manager = TaskManager(include_path=include_path, include_defaults=False, metadata=dict(metadata))
+        if set(names) <= set(manager.all_subtasks):
+            return manager
+    manager = TaskManager(include_path=include_path, metadata=dict(metadata))
+    unknown = [name for name in names if not manager.match_tasks([name])]
+    require(not unknown, "task.name", unknown, "lm-eval has no such task or group (python -m lm_eval ls tasks)")
+    return manager
+
+
+@contextmanager
+def _seeded_downloads(seed: int) -> Iterator[None]:
+    """Seed the process-wide generators before each task makes its data.
+
+    Tasks such as RULER's draw from them while they load; only here is there a moment between two of them.
+    """
+    from lm_eval.api.task import ConfigurableTask
+
+    original = ConfigurableTask.download
+
+    def download(self: Any, *args: Any, **kwargs: Any) -> Any:
+        random.seed(seed)
+        np.random.seed(OTHER_SEED + seed)
+        torch.manual_seed(OTHER_SEED + seed)
+        return original(self, *args, **kwargs)
+
+    ConfigurableTask.download = download
+    try:
+        yield
+    finally:
+        ConfigurableTask.download = original
+
+
+def chat_template(tokenizer: Any) -> Any:
+    """lm-eval's chat_template callable for a tokenizer (UserError where it has no template)."""
+    require(bool(tokenizer.chat_template), "task.chat", True, "the model's tokenizer has no chat template")
+
+    def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+    return render
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,101 @@
+"""Our tasks as data for lm-eval's YAMLs beside this file: prompts drawn for the model's own tokenizer, and our scores.
+
+Settings are those of conf/task; `--metadata '{"lengths": [1024], "corpus": "stdlib", "seed": 1}'` changes them. It knows no
+model. Here a prompt is one text, so lm-eval's count of its tokens may differ from ours by one where two pieces meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, Split
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from transformers import AutoTokenizer
+
+from harness.types import Example, Prompt, UserError
+from tasks import scoring
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+@dataclass(frozen=True)
+class PlainTokens:
+    """A transformers tokenizer as our tasks see it, without a chat template (`harness.types.Tokens`)."""
+
+    hf: Any
+
+    @property
+    def max_length(self) -> int | None:
+        most = int(self.hf.model_max_length)
+        return most if most < 10**9 else None  # transformers' way of saying that it does not know
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.hf.encode(text, add_special_tokens=False, verbose=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def prompt(self, context: str, question: str, answer_prefix: str, *, chat: bool) -> Prompt:
+        """The three pieces behind what the tokenizer puts in front."""
+        if chat:
+            raise UserError("task.chat=True is not possible here: lm-eval puts chat templates around prompts itself")
+        first = self.hf.encode(context, add_special_tokens=True, verbose=False)
+        return Prompt(tuple(first), tuple(self.encode(question)), tuple(self.encode(answer_prefix)))  # type: ignore[misc]
+
+
+def needle(**metadata: Any) -> dict[str, Dataset]:
+    """The needle task's prompts."""
+    return _prompts("needle", metadata)
+
+
+def docqa(**metadata: Any) -> dict[str, Dataset]:
+    """The document question task's prompts."""
+    return _prompts("docqa", metadata)
+
+
+def stream(**metadata: Any) -> dict[str, Dataset]:
+    """The stream task's documents."""
+    rows = [{"id": one.id, "text": one.context} for one in _examples("stream", metadata)[1]]
+    return {"test": Dataset.from_list(rows, split=Split.TEST)}
+
+
+def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+    """Contains, strict, exact and f1 of one answer, as in our own runs."""
+    score = scoring.judge(results[0], doc["answers"], metric="contains", rivals=doc["distractors"])
+    return {name: float(score.metrics.get(name, score.value)) for name in scoring.METRICS}
+
+
+def _prompts(name: str, metadata: dict[str, Any]) -> dict[str, Dataset]:
+    _, examples = _examples(name, metadata)
+    rows = [
+        {
+            "id": one.id,
+            "prompt": one.context + one.question + one.answer_prefix,
+            "answers": list(one.answers),
+            "distractors": list(one.distractors),
+            "length": one.length,
+            "depth": one.depth,
+        }
+        for one in examples
+    ]
+    return {"test": Dataset.from_list(rows, split=Split.TEST)}
+
+
+def _examples(name: str, metadata: dict[str, Any]) -> tuple[Any, Sequence[Example]]:
+    settings = OmegaConf.load(CONF / "task" / f"{name}.yaml")
+    known = {key: value for key, value in metadata.items() if key in settings and not key.startswith("_")}
+    task = instantiate(OmegaConf.merge(settings, known), _convert_="all")
+    chosen = metadata.get("corpus", "kjv")
+    needed = getattr(task, "needs_corpus", True)
+    corpus = instantiate(OmegaConf.load(CONF / "corpus" / f"{chosen}.yaml"), _convert_="all") if needed else None
+    source = next((metadata[key] for key in ("tokenizer", "pretrained") if metadata.get(key)), None)
+    if source is None:
+        raise UserError(
+            "these tasks fit their prompts to a tokenizer: name one with --model_args pretrained=... or tokenizer=..."
+        )
+    tokens = PlainTokens(AutoTokenizer.from_pretrained(source))
+    return task, task.examples(tokens, corpus, int(metadata.get("seed", 0)))

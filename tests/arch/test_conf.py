@@ -1,0 +1,54 @@
+"""Every YAML of the configuration composes and instantiates, and carries its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import hydra
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from harness.run.cells import FULL, cells
+from harness.stages.stack import Stack
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+@pytest.fixture(autouse=True)
+def composed() -> Iterator[None]:
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+    GlobalHydra.instance().clear()
+
+
+def members(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", members("compress"))
+def test_every_stack_builds_at_every_point(name: str) -> None:
+    overrides = [f"compress={name}"]
+    found = cells(hydra.compose("config", overrides=overrides), overrides)
+    assert found[0].label == FULL
+    assert {cell.label for cell in found} == {FULL, name}, "the file's name is the stack's label"
+    assert all(isinstance(cell.stack, Stack) for cell in found)
+    points = [str(cell.point) for cell in found if cell.label == name]
+    assert len(points) == len(set(points)) > 0
+
+
+def test_the_issue_list_of_stacks_is_there() -> None:
+    wanted = "full int8 int4 window streaming h2o sink_h2o sink_h2o_int8 snapkv tova knorm random snapkv_int4"
+    assert set(wanted.split()) <= set(members("compress"))
+
+
+@pytest.mark.parametrize("name", members("experiment"))
+def test_every_experiment_composes(name: str) -> None:
+    cfg = hydra.compose("config", overrides=[f"experiment={name}"])
+    assert len(cells(cfg, [])) >= 2
+
+
+def test_the_default_experiment_has_eight_stacks_and_several_points() -> None:
+    found = cells(hydra.compose("config"), [])
+    assert len({cell.label for cell in found if cell.label != FULL}) >= 8
+    assert max(sum(cell.label == label for cell in found) for label in {c.label for c in found}) >= 3
