@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.stages.protocols import Codec, Encoded, RowIndex
-from harness.types import KV
+from harness.types import KV, UserError
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,14 @@ class Side:
         return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
     def take(self, index_HM: Tensor) -> Side:
-        """Copy the rows index_HM; the tail must be kept whole (the stack refuses budgets that would cut it)."""
+        """Copy the rows index_HM; UserError when they cut into the exact tail (a layer's own budget may be small)."""
         n_tail = int(self.tail_HND.shape[1])
+        tail_M = torch.arange(self.n_encoded, self.n, device=index_HM.device)
+        if n_tail and (index_HM.shape[1] < n_tail or not bool((index_HM[:, -n_tail:] == tail_M).all())):
+            raise UserError(
+                f"keep would evict from the {n_tail} exact newest rows of codec {self.codec.name}: raise keep.recent or the "
+                "budget of the smallest layer, or lower the codec's residual"
+            )
         encoded = index_HM[:, : index_HM.shape[1] - n_tail]
         chunk = self.chunks[0] if len(self.chunks) == 1 else self.chunks[0].cat(self.chunks[1])
         view = self.view_HND

@@ -173,7 +173,9 @@ class Engine:
         # Shorter rows are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
         width, device = max(lengths), self.model.device
         ids_BL = torch.tensor([[*one, *[0] * (width - len(one))] for one in ids], device=device)
-        positions_BL = torch.tensor(seen, device=device)[:, None] + torch.arange(width, device=device)
+        # Padding repeats the last position: a model with learned positions has none beyond its limit.
+        steps_BL = torch.arange(width, device=device).minimum(torch.tensor(lengths, device=device)[:, None] - 1)
+        positions_BL = torch.tensor(seen, device=device)[:, None] + steps_BL
         last = sorted({n - 1 for n in lengths})
         run = Forward(self.shape, [row.layers for row in rows], seen, lengths, needs, self.kv_dtype, reference)
         token = CURRENT.set(run)

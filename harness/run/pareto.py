@@ -22,7 +22,7 @@ X_AXIS = {
     "name": "bytes_context",
     "unit": "bytes",
     "direction": "lower is better",
-    "meaning": "allocated KV bytes of one sample after its context was compressed, mean over the scored samples",
+    "meaning": "allocated KV bytes of one sample after its context was compressed (streams: the time mean), mean over samples",
 }
 
 

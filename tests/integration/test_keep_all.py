@@ -119,7 +119,7 @@ def test_rounding_to_the_cache_dtype_happens_before_attention() -> None:
     model = tiny("llama", "sdpa")
 
     class Rounding(DynamicCache):  # type: ignore[misc]
-        def update(self, k: Tensor, v: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        def update(self, k: Tensor, v: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
             k, v = (x.to(torch.bfloat16).float() for x in (k, v))
             found: tuple[Tensor, Tensor] = super().update(k, v, *args, **kwargs)
             return found

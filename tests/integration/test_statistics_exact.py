@@ -10,7 +10,8 @@ from harness.kv import statistics
 from harness.kv.statistics import column_sums
 from harness.lm.engine import Engine
 from harness.stages.protocols import Needs
-from tests import tiny_models
+from harness.stages.stack import Stack
+from tests import conf_tree, tiny_models
 from tests.oracles import keep as oracle
 from tests.tiny_models import FAMILIES, ids, tiny
 
@@ -100,15 +101,8 @@ def test_case_17_prompt_logits_do_not_depend_on_what_is_evicted_afterwards() -> 
     engine = Engine(tiny_models.build(tiny_models.tiny_a(), "kv_harness"), torch.float32)
     prefix = engine.prefill(ids(200), EVERYTHING)
     before = [t.clone() for layer in prefix.row.layers for part in layer for _, t in part.tensors()]
-    engine.compress(prefix, tiny_models_stack())
+    engine.compress(prefix, Stack(keep=conf_tree.keep("sink_h2o", 32), phase="always"))
     after = [t for layer in prefix.row.layers for part in layer for _, t in part.tensors()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     again = engine.prefill(ids(200), Needs())
     assert torch.equal(again.row.layers[0][0].keys.read(torch.float32), before[0])
-
-
-def tiny_models_stack():  # type: ignore[no-untyped-def]
-    from harness.stages.stack import Stack
-    from tests import conf_tree
-
-    return Stack(keep=conf_tree.keep("sink_h2o", 32), phase="always")

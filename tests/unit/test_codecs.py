@@ -57,7 +57,8 @@ def unpack(codes: Tensor, bits: int, d: int) -> Tensor:
     """Plain unpacking, by division: byte // 2^(bits * i) mod 2^bits."""
     per = 8 // bits
     whole = codes.long()[..., None] // torch.tensor([2 ** (bits * i) for i in range(per)]) % 2**bits
-    return whole.flatten(-2)[..., :d]
+    found: Tensor = whole.flatten(-2)[..., :d]
+    return found
 
 
 def expected(codec: Codec, x_HND: Tensor) -> oracle.Coded:
@@ -185,8 +186,8 @@ def test_case_11_codes_do_not_depend_on_the_calls(name: str, dtype: torch.dtype)
             whole, single = side.chunks[0], once.chunks[0]
             for chunk in side.chunks[1:]:
                 whole = whole.cat(chunk)
-            for key, tensor in (single.payload | single.metadata).items():
-                assert torch.equal((whole.payload | whole.metadata)[key], tensor), key
+            for key, tensor in {**single.payload, **single.metadata}.items():
+                assert torch.equal({**whole.payload, **whole.metadata}[key], tensor), key
             assert torch.equal(side.read(torch.float32), once.read(torch.float32))
 
 

@@ -12,7 +12,7 @@ from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.protocols import Codec
-from harness.types import KV
+from harness.types import KV, UserError
 from tests import conf_tree
 
 D = 32
@@ -175,3 +175,11 @@ def test_reading_with_new_rows_appends_them_as_they_are() -> None:
     assert torch.equal(read[:, :40], side.read(torch.float32))
     read.zero_()
     assert bool(side.read(torch.float32).any())
+
+
+def test_rows_that_would_cut_the_exact_tail_are_refused() -> None:
+    side = Side.of(rows(50), IntGroups(axis="token", residual=8), None)
+    assert side.take(torch.tensor([[1, *range(42, 50)]] * 2)).n == 9
+    for index in ([1, 2, 3, *range(44, 50)], [47, 48, 49], list(range(8))):
+        with pytest.raises(UserError, match=r"evict from the 8 exact newest rows of codec int4: raise keep\.recent"):
+            side.take(torch.tensor([index] * 2))

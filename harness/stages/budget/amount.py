@@ -39,5 +39,5 @@ class Amount:
             return int(self.value)
         if self.unit == "fraction":
             return ceil(Fraction(str(self.value)) * context)
-        # Bytes do not always rise with rows (a block that fills up is encoded, a whole context stores no positions): no bisection.
+        # No bisection: bytes fall where a block fills up and is encoded, and where a whole context stores no positions.
         return next((n for n in range(context, 0, -1) if nbytes(n) <= self.value), 0)
