@@ -4,7 +4,7 @@ PY := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast check bench ci-deps clean
+.PHONY: help run test test-fast test-lowest check bench ci-deps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,6 +23,17 @@ test: .venv/ready ## every test, the slow ones too
 test-fast: .venv/ready ## the tests that need no real model
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest -m "not slow" $(ARGS)
 
+LOWEST := tests/integration/test_keep_all.py tests/integration/test_fused.py tests/integration/test_statistics_exact.py
+
+.venv-lowest/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-lowest
+	grep -vE '^(transformers|huggingface_hub|tokenizers|datasets|lm.eval|evaluate)==' constraints.txt > .venv-lowest/constraints.txt
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check -c .venv-lowest/constraints.txt -e '.[dev]' 'transformers==5.2.0'
+	touch .venv-lowest/ready
+
+test-lowest: .venv-lowest/ready ## the equality tests on the oldest supported transformers
+	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 .venv-lowest/bin/python -m pytest -m "not slow" $(LOWEST)
+
 check: .venv/ready ## formatting, lint and types
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
@@ -36,4 +47,4 @@ ci-deps: ## system packages that some tests need (Debian: chromium)
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null
 
 clean: ## remove the environment and caches of tools, never results
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lowest .pytest_cache .mypy_cache .ruff_cache

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.run import dashboard, table
+from harness.run.curves import curves
 from harness.run.pareto import rank
 from harness.run.points import load_records, points
 from harness.run.report import newest_manifest
@@ -29,7 +30,7 @@ def merge(folders: Sequence[Path], out: Path) -> None:
     for folder in folders:
         loaded = load_records(folder)
         total += len(loaded) + loaded.duplicates
-        latest |= {record["key"]: record for record in loaded}
+        latest |= {record["key"]: _located(record, folder) for record in loaded}
         manifest = newest_manifest(folder)
         if manifest is not None:
             manifests |= {record["run_id"]: manifest for record in loaded}
@@ -40,9 +41,19 @@ def merge(folders: Sequence[Path], out: Path) -> None:
         raise UserError(f"no records in {', '.join(map(str, folders))}: every line there is half-written")
     if total > len(records):
         print(f"{total - len(records)} earlier record(s) with the key of a later one: the latest counts")
-    table.show(rank(points(records)))
-    dashboard.write(records, out, manifests)
+    ranked = rank(points(records))
+    found = curves(Path(), records, ranked)
+    table.show(ranked)
+    for line in found.problems:
+        print(line)
+    dashboard.write(records, out, manifests, found)
     print(out)
+
+
+def _located(record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The record with its series named from here, where those of several folders are read together."""
+    own = record.get("series_path")
+    return record | {"series_path": str(folder / own)} if own else record
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

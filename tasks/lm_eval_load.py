@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,6 @@ def _manager(names: Sequence[str], metadata: Mapping[str, Any], include_path: st
     from lm_eval.tasks import TaskManager  # seconds to import
 
     if include_path is not None:
-        require(Path(include_path).is_dir(), "task.include_path", include_path, "there is no such folder")
         manager = TaskManager(include_path=include_path, include_defaults=False, metadata=dict(metadata))
         if set(names) <= set(manager.all_subtasks):
             return manager

@@ -31,4 +31,6 @@ class PlainTokens:
         if chat:
             raise UserError("task.chat=True is not possible here: lm-eval puts chat templates around prompts itself")
         first = self.hf.encode(context, add_special_tokens=True, verbose=False)
-        return Prompt(tuple(first), tuple(self.encode(question)), tuple(self.encode(answer_prefix)))  # type: ignore[misc]
+        return Prompt(
+            context=tuple(first), question=tuple(self.encode(question)), answer_prefix=tuple(self.encode(answer_prefix))
+        )

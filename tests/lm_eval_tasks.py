@@ -59,7 +59,8 @@ _OUTPUT = {
 def documents(n: int, words: int = 150) -> list[dict[str, Any]]:
     """Technical English with the last word of a passage to be found, among four of the same passage."""
     rng = random.Random(7)
-    texts = [text.split() for _, text in sorted(topics.items()) if len(text.split()) > 2 * words]
+    plain = ([word for word in text.split() if word.isalpha()] for _, text in sorted(topics.items()))
+    texts = [text for text in plain if len(text) > 2 * words]
     out = []
     for i in range(n):
         source = texts[i % len(texts)]

@@ -1,4 +1,4 @@
-"""Attention over ragged stores, one batch row at a time, through transformers' own sdpa; it knows no policy and no task.
+"""Attention over ragged stores, rows of one shape at a time, through transformers' own sdpa; it knows no policy and no task.
 
 Registered once under our own name. Whatever the current `Forward` says is attended to and recorded; nothing is evicted here.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from harness.kv.layer import LayerStore, Part
+from harness.kv.layer import LayerStore, Side
 from harness.kv.shape import ModelShape
 from harness.kv.statistics import column_sums
 from harness.stages.protocols import Needs, Stats
@@ -43,6 +43,7 @@ class Forward:
     new: dict[int, list[KV]] = field(default_factory=dict)
     stats: dict[int, list[list[Stats]]] = field(default_factory=dict)  # [layer][row][part]
     masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
+    picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     new_pos: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
 
     def mask(self, past: int, length: int, window: int | None) -> Tensor | None:
@@ -62,6 +63,23 @@ class Forward:
             plain = not slides and (length == 1 or past == 0)
             self.masks[key] = None if plain else allowed[None, None]
         return self.masks[key]
+
+    def alike(self, layer: int) -> list[list[int]]:
+        """Batch rows whose stores have the same shape in a layer, and as many new tokens: they attend in one call."""
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for row, n in enumerate(self.lengths):
+            shape = tuple((part.start, part.stop, part.n) for part in self.stores[row][layer])
+            groups.setdefault((n, *shape), []).append(row)
+        return list(groups.values())
+
+    def pick(self, x: Tensor, rows: list[int]) -> Tensor:
+        """The batch rows `rows` of x; a view where they are all of x or a single one."""
+        if len(rows) == 1 or len(rows) == x.shape[0]:
+            return x[rows[0] : rows[0] + len(rows)]
+        key = (*rows, x.device)
+        if key not in self.picks:
+            self.picks[key] = torch.tensor(rows, device=x.device)
+        return x.index_select(0, self.picks[key])
 
     def positions(self, row: int, device: torch.device) -> Tensor:
         """int32 [L] original positions of a row's new tokens."""
@@ -91,13 +109,16 @@ def attend(
     assert layer not in run.new, f"layer {layer} attended twice in one forward"
     call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs)
     _refuse_unsupported(kwargs, call.window)
-    run.new[layer], run.stats[layer], outputs = [], [], []
-    for row, n in enumerate(run.lengths):
-        q, k, v = query[row : row + 1, :, :n], key[row, :, :n], value[row, :, :n]
-        run.new[layer].append(_new_rows(run, row, k, v))
-        out, stats = _attend_row(call, row, q, k, v)
-        run.stats[layer].append(stats)
-        outputs.append(out if n == query.shape[2] else torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - n)))
+    run.new[layer] = [_new_rows(run, row, key[row, :, :n], value[row, :, :n]) for row, n in enumerate(run.lengths)]
+    run.stats[layer] = [[] for _ in run.lengths]
+    outputs: list[Tensor] = [query] * len(run.lengths)
+    for rows in run.alike(layer):
+        n = run.lengths[rows[0]]
+        out = _attend_rows(call, rows, *(run.pick(x, rows)[:, :, :n] for x in (query, key, value)))
+        if n < query.shape[2]:
+            out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - n))
+        for i, row in enumerate(rows):
+            outputs[row] = out[i : i + 1]
     if run.reference is not None:
         run.errors[layer] = [_distance(out, outputs[at]) for out, at in zip(outputs, run.reference, strict=True)]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)), None
@@ -122,46 +143,57 @@ class _Call:
         return self.run.shape.layers[self.layer].window
 
 
-def _attend_row(call: _Call, row: int, q: Tensor, k_HLD: Tensor, v_HLD: Tensor) -> tuple[Tensor, list[Stats]]:
-    """One row's output [1, L, Q, D] and statistics, part by part: a part's heads hold the same number of rows."""
-    outputs, stats, run = [], [], call.run
-    group = q.shape[1] // k_HLD.shape[0]
-    needs = run.needs[row] if call.window is None else Needs()
-    for part in run.stores[row][call.layer] or (None,):
-        heads = slice(part.start, part.stop) if part else slice(0, k_HLD.shape[0])
+def _attend_rows(call: _Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Output [R, L, Q, D] of rows whose stores have the same shape, part by part; their statistics go to the forward."""
+    run, outputs = call.run, []
+    group, length = q.shape[1] // k.shape[1], k.shape[2]
+    stores = [run.stores[row][call.layer] for row in rows]
+    for parts in zip(*stores, strict=True) if stores[0] else [()]:
+        heads = slice(parts[0].start, parts[0].stop) if parts else slice(0, k.shape[1])
         part_q = q[:, heads.start * group : heads.stop * group]
-        k, v = _joined(part, k_HLD[heads], v_HLD[heads])
-        mask = run.mask(k.shape[1] - k_HLD.shape[1], k_HLD.shape[1], call.window)
+        all_k = _joined([part.keys for part in parts], k[:, heads])
+        all_v = _joined([part.values for part in parts], v[:, heads])
+        mask = run.mask(all_k.shape[2] - length, length, call.window)
         mask = mask if mask is None else mask.to(q.device)
-        out, _ = sdpa_attention_forward(call.module, part_q, k[None], v[None], mask, scaling=call.scaling, **call.kwargs)
+        out, _ = sdpa_attention_forward(call.module, part_q, all_k, all_v, mask, scaling=call.scaling, **call.kwargs)
         outputs.append(out)
-        stats.append(_record(needs, part_q[0], k, call.scaling))
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)), stats
+        _record(call, rows, part_q, all_k)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
-def _joined(part: Part | None, k_HLD: Tensor, v_HLD: Tensor) -> tuple[Tensor, Tensor]:
-    """Stored rows followed by the new ones, [H, N + L, D], decoded to the compute dtype; one copy."""
-    if part is None or not part.n:
-        return k_HLD, v_HLD
-    return part.keys.read(k_HLD.dtype, k_HLD), part.values.read(v_HLD.dtype, v_HLD)
+def _joined(stored: list[Side], new_RHLD: Tensor) -> Tensor:
+    """Stored rows followed by the new ones, [R, H, N + L, D], decoded to the compute dtype; written once."""
+    if not stored or not stored[0].n:
+        return new_RHLD
+    (r, h, length, d), n = new_RHLD.shape, stored[0].n
+    out = new_RHLD.new_empty(r, h, n + length, d)
+    for side, one in zip(stored, out, strict=True):
+        side.write_to(one[:, :n])
+    out[:, :, n:] = new_RHLD
+    return out
+
+
+def _record(call: _Call, rows: list[int], q: Tensor, k: Tensor) -> None:
+    """Statistics that each row asked for; rows that want column sums are summed in one go."""
+    needs = [call.run.needs[row] if call.window is None else Needs() for row in rows]
+    sums: dict[int, Tensor] = {}
+    if wanted := [i for i, need in enumerate(needs) if need.column_sums]:
+        flat = column_sums(call.run.pick(q, wanted).flatten(0, 1), call.run.pick(k, wanted).flatten(0, 1), call.scaling)
+        sums = dict(zip(wanted, flat.unflatten(0, (len(wanted), -1)), strict=True))  # type: ignore[no-untyped-call]
+    for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
+        queries = q[i, :, -need.queries :].clone() if need.queries else None
+        own = sums.get(i)
+        if own is not None and len(wanted) > 1:
+            own = own.clone()  # a view would keep the other rows' sums alive
+        call.run.stats[call.layer][row].append(Stats(own, queries, call.scaling))
 
 
 def _new_rows(run: Forward, row: int, k_HLD: Tensor, v_HLD: Tensor) -> KV:
     """The new rows in the cache dtype, in storages of their own size (a view of a fused projection would hold it all)."""
     heads, n = k_HLD.shape[:2]
     pos = run.positions(row, k_HLD.device).expand(heads, n)
-    return KV(_compact(k_HLD.to(run.kv_dtype)), _compact(v_HLD.to(run.kv_dtype)), pos)
-
-
-def _compact(x: Tensor) -> Tensor:
-    tight = x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size()
-    return x if tight else x.clone(memory_format=torch.contiguous_format)
-
-
-def _record(needs: Needs, q_QLD: Tensor, k_HND: Tensor, scaling: float) -> Stats:
-    sums = column_sums(q_QLD, k_HND, scaling) if needs.column_sums else None
-    queries = q_QLD[:, -needs.queries :].clone() if needs.queries else None
-    return Stats(sums, queries, scaling)
+    k, v = (x.to(run.kv_dtype, copy=True, memory_format=torch.contiguous_format) for x in (k_HLD, v_HLD))
+    return KV(k, v, pos)
 
 
 def _refuse_unsupported(kwargs: dict[str, Any], window: int | None) -> None:

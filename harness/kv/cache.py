@@ -97,7 +97,7 @@ class Row:
             layer=i,
             seen=self.seen,
             pos_HN=part.positions(self.seen),
-            stats=replace(stats[0], column_sums_HN=sums),
+            stats=Stats(sums, stats[0].queries_QWD, stats[0].scaling),
             read_keys=lambda: part.keys.read(torch.float32),
             read_values=lambda: part.values.read(torch.float32),
             seed=self.seed,
@@ -111,6 +111,11 @@ class Row:
     def held(self) -> list[list[int]]:
         """Rows held, per layer and KV head."""
         return [[part.n for part in store for _ in range(part.start, part.stop)] for store in self.layers]
+
+    @property
+    def size(self) -> int:
+        """Rows held, over all layers and KV heads."""
+        return sum(part.n * (part.stop - part.start) for store in self.layers for part in store)
 
     def kept_positions(self) -> list[list[Tensor]]:
         """Original positions held, per layer and KV head."""

@@ -37,7 +37,10 @@ class Side:
 
     @property
     def n_encoded(self) -> int:
-        return sum(chunk.n for chunk in self.chunks)
+        n = 0
+        for chunk in self.chunks:
+            n += chunk.n
+        return n
 
     @property
     def n(self) -> int:
@@ -60,24 +63,25 @@ class Side:
         tail = rows.new_empty(rows.shape[0], 0, rows.shape[2]) if whole else rows[:, ready:].clone()
         return Side(self.codec, chunks, tail, view)
 
-    def read(self, dtype: torch.dtype, new_HLD: Tensor | None = None) -> Tensor:
-        """All rows in `dtype`, then new_HLD: [H, N + L, D], written once into one fresh tensor."""
-        h, m, d = self.tail_HND.shape
-        stop = self.n_encoded
-        new = 0 if new_HLD is None else new_HLD.shape[1]
-        out = torch.empty(h, stop + m + new, d, dtype=dtype, device=self.tail_HND.device)
-        if self.view_HND is not None:
-            out[:, :stop] = self.view_HND
-        else:
-            at = 0
-            for chunk in self.chunks:
-                self.codec.decode(chunk, out[:, at : at + chunk.n])
-                at += chunk.n
-        if m:
-            out[:, stop : stop + m] = self.tail_HND
-        if new_HLD is not None:
-            out[:, stop + m :] = new_HLD
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """All rows [H, N, D] in `dtype`."""
+        h, _, d = self.tail_HND.shape
+        out = torch.empty(h, self.n, d, dtype=dtype, device=self.tail_HND.device)
+        self.write_to(out)
         return out
+
+    def write_to(self, out_HND: Tensor) -> None:
+        """Decode all rows into out_HND, in its dtype."""
+        at = 0
+        if self.view_HND is not None:
+            at = self.view_HND.shape[1]
+            out_HND[:, :at] = self.view_HND
+        else:
+            for chunk in self.chunks:
+                self.codec.decode(chunk, out_HND[:, at : at + chunk.n])
+                at += chunk.n
+        if self.tail_HND.shape[1]:
+            out_HND[:, at:] = self.tail_HND
 
     def exact(self) -> Tensor:
         """The rows of an exact side in the cache dtype; the very tensor when it is in one piece."""
@@ -85,21 +89,25 @@ class Side:
         rows = [chunk.payload["rows"] for chunk in self.chunks]
         return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
-    def take(self, index_HM: Tensor) -> Side:
-        """Copy the rows index_HM; UserError when they cut into the exact tail (a layer's own budget may be small)."""
+    def take(self, index_HM: Tensor, rows: RowIndex) -> Side:
+        """Copy the rows index_HM; UserError when they cut into the exact tail (a layer's own budget may be small).
+
+        rows: the same as a flat index, for a side without a tail.
+        """
         n_tail = int(self.tail_HND.shape[1])
+        if n_tail:
+            self._check_tail(index_HM, n_tail)
+            rows = RowIndex(index_HM[:, :-n_tail])
+        view = None if self.view_HND is None else rows.of(self.view_HND)
+        return Side(self.codec, (self.chunks[0].take(rows, *self.chunks[1:]),), self.tail_HND, view)
+
+    def _check_tail(self, index_HM: Tensor, n_tail: int) -> None:
         tail_M = torch.arange(self.n_encoded, self.n, device=index_HM.device)
-        if n_tail and (index_HM.shape[1] < n_tail or not bool((index_HM[:, -n_tail:] == tail_M).all())):
+        if index_HM.shape[1] < n_tail or not bool((index_HM[:, -n_tail:] == tail_M).all()):
             raise UserError(
                 f"keep would evict from the {n_tail} exact newest rows of codec {self.codec.name}: raise keep.recent or the "
                 "budget of the smallest layer, or lower the codec's residual"
             )
-        encoded = index_HM[:, : index_HM.shape[1] - n_tail]
-        chunk = self.chunks[0] if len(self.chunks) == 1 else self.chunks[0].cat(self.chunks[1])
-        view = self.view_HND
-        if view is not None:
-            view = RowIndex(encoded, self.n_encoded).of(view)
-        return Side(self.codec, (chunk.take(encoded),), self.tail_HND, view)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(byte kind, tensor) of everything held."""
@@ -140,7 +148,7 @@ class Part:
             assert sums_HN is not None
             sums = torch.nn.functional.pad(sums, (0, new.n)) + sums_HN
         keys, values = self.keys.append(new.k_HND[heads]), self.values.append(new.v_HND[heads])
-        return replace(self, keys=keys, values=values, pos_HN=pos, sums_HN=sums)
+        return Part(self.start, self.stop, keys, values, pos, sums)
 
     def positions(self, seen: int) -> Tensor:
         """int32 [H, N] original positions; the newest row stands at seen - 1."""
@@ -152,10 +160,10 @@ class Part:
 
     def take(self, index_HM: Tensor, seen: int) -> Part:
         """Copy the rows index_HM (int64 [H, M]) and their positions and sums."""
-        rows = RowIndex(index_HM, self.n)
+        rows = RowIndex(index_HM)
         pos = rows.of(self.positions(seen))
         sums = None if self.sums_HN is None else rows.of(self.sums_HN)
-        return replace(self, keys=self.keys.take(index_HM), values=self.values.take(index_HM), pos_HN=pos, sums_HN=sums)
+        return Part(self.start, self.stop, self.keys.take(index_HM, rows), self.values.take(index_HM, rows), pos, sums)
 
     def head(self, h: int) -> Part:
         """The part of one KV head (h counts from the part's first), as views: take() copies."""

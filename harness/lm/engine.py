@@ -134,12 +134,13 @@ class Engine:
         start = time.perf_counter()
         rows, feed = [ask.row for ask in asks], [list(ask.held) for ask in asks]
         out: list[list[int]] = [[] for _ in asks]
+        most = [0] * len(asks)  # most rows held so far: only more of them can be a new peak
         peak, reasons, live = [row.bytes().total for row in rows], [""] * len(asks), list(range(len(asks)))
         while live:
             grown, run, logits = self._forward([rows[i] for i in live], [feed[i] for i in live], self._step_needs(rows, live))
             for b, (i, token) in enumerate(zip(live, logits.argmax(-1).tolist(), strict=True)):
-                if rows[i].stack.evicts_steps:
-                    peak[i] = max(peak[i], grown[b].bytes().total)
+                if rows[i].stack.evicts_steps and grown[b].size > most[i]:
+                    most[i], peak[i] = grown[b].size, max(peak[i], grown[b].bytes().total)
                 rows[i], feed[i] = grown[b].settled(run, b), [token]
                 reasons[i] = self._take(asks[i], out[i], token)
             live = [i for i in live if not reasons[i]]

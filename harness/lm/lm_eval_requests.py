@@ -74,10 +74,12 @@ class Encoder:
         Raises:
             UserError: sampling, beams or images asked for, a prompt too long or too short.
         """
-        if instance.request_type == "loglikelihood_rolling":
-            return self.rolling(instance.args[0])
-        require(len(instance.args) == 2, "task.name", instance.task_name, "its requests hold more than text")
-        context, second = instance.args
+        rolling, texts = instance.request_type == "loglikelihood_rolling", instance.args
+        fits = len(texts) == (1 if rolling else 2) and isinstance(texts[0], str)
+        require(fits, "task.name", instance.task_name, f"it asks for something that is no text: {texts!r:.60}")
+        if rolling:
+            return self.rolling(texts[0])
+        context, second = texts
         return self.generate(context, second) if instance.request_type == "generate_until" else self.score(context, second)
 
     def encode(self, text: str) -> list[int]:

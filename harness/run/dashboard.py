@@ -9,12 +9,15 @@ from typing import Any
 
 import pandas as pd
 
+from harness.run import dashboard_curves as by_position
 from harness.run import dashboard_figures as figures
 from harness.run import dashboard_html as html
 from harness.run.atomic import replace
+from harness.run.curves import Curves
 from harness.run.dashboard_heat import heat
 from harness.run.dashboard_page import render, switch
 from harness.run.dashboard_style import Look, looks
+from harness.run.dashboard_text import is_stream
 from harness.run.pareto import GROUP, frontier, rank
 from harness.run.point_row import BASE
 from harness.run.points import cells, points
@@ -27,14 +30,25 @@ _LEGEND = (
     "simulated storage. Points of one stack are joined by a thin line; the two modes are never joined."
 )
 
+_CURVES = (
+    "exp of the mean negative log-likelihood of the tokens in a bucket, over all documents. Every stack shows its point "
+    "nearest to the chosen budget, by the share of tokens kept; stacks without a budget always show. Larger markers keep more."
+)
 
-def write(records: Sequence[Mapping[str, Any]], path: Path, manifests: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+
+def write(
+    records: Sequence[Mapping[str, Any]],
+    path: Path,
+    manifests: Mapping[str, Mapping[str, Any]] | None = None,
+    curves: Curves | None = None,
+) -> None:
     """Write the page: a section for each model and task, a panel for each run and mode in it.
 
     Args:
         records: Records of one or several runs, as dicts.
         path: File to write; it appears whole or not at all.
         manifests: What to say about how a run was made, by run_id.
+        curves: Perplexity by position of the stream runs among the records.
 
     Raises:
         UserError: there are no records.
@@ -43,13 +57,13 @@ def write(records: Sequence[Mapping[str, Any]], path: Path, manifests: Mapping[s
         raise UserError("there are no records to draw")
     ranked = rank(points(records))
     table = looks(ranked["stack"], BASE)
-    content: dict[str, Any] = {"figures": {}, "heat": {}, "titles": figures.X_TITLES}
+    content: dict[str, Any] = {"figures": {}, "heat": {}, "titles": {}, "shown": {}}
     grid = cells(records)
     sections = [
-        _section(f"s{i}", section, grid, table, content)
+        _section(f"s{i}", section, grid, table, content, curves)
         for i, (_, section) in enumerate(ranked.groupby(["model", "task"], sort=False))
     ]
-    body = _header(ranked) + "".join(sections) + html.made_with(manifests or {})
+    body = _header(ranked) + html.not_discriminative(ranked) + "".join(sections) + html.made_with(manifests or {})
     page = render(f"{TITLE} · {', '.join(ranked['model'].unique())}", body, content)
     replace(path, lambda draft: draft.write_text(page, encoding="utf-8"))
 
@@ -64,7 +78,14 @@ def _header(ranked: pd.DataFrame) -> str:
     )
 
 
-def _section(ident: str, section: pd.DataFrame, grid: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]) -> str:
+def _section(
+    ident: str,
+    section: pd.DataFrame,
+    grid: pd.DataFrame,
+    table: dict[str, Look],
+    content: dict[str, Any],
+    curves: Curves | None,
+) -> str:
     first = section.iloc[0]
     better = "higher" if first["higher_is_better"] else "lower"
     seeds = escape(", ".join(dict.fromkeys(section["seeds"])))
@@ -81,6 +102,9 @@ def _section(ident: str, section: pd.DataFrame, grid: pd.DataFrame, table: dict[
         _frontier_card(f"{ident}-frontier", section, table, content),
     ]
     panels = [panel for _, panel in section.groupby(list(GROUP), sort=False)]
+    if curves is not None:
+        cards = (_curves_card(f"{ident}-curves{i}", panel, section, table, content, curves) for i, panel in enumerate(panels))
+        parts += cards
     parts += [_heat_card(f"{ident}-heat{i}", panel, section, grid, content) for i, panel in enumerate(panels)]
     parts += [_bytes_card(f"{ident}-bytes{i}", panel, section, table, content) for i, panel in enumerate(panels)]
     parts += [
@@ -97,10 +121,10 @@ def _card(title: str, inner: str, note: str = "", controls: Iterable[str] = ()) 
     return f'<div class="card"><div class="head"><h3>{title}</h3>{right}</div>{quiet}{inner}</div>'
 
 
-def _plot(ident: str, figure: Any, content: dict[str, Any], *, with_bytes: bool) -> str:
+def _plot(ident: str, figure: Any, content: dict[str, Any], unit: str = "") -> str:
+    """The element of a figure; with a unit of its x axis ("bytes" or "tokens") the page writes its ticks."""
     content["figures"][ident] = figure.to_plotly_json()
-    marked = " data-bytes=yes data-unit=bytes" if with_bytes else ""
-    return f'<div id="{ident}"{marked}></div>'
+    return f'<div id="{ident}"{f" data-unit={unit}" if unit else ""}></div>'
 
 
 def _frontier_card(ident: str, section: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]) -> str:
@@ -110,7 +134,8 @@ def _frontier_card(ident: str, section: pd.DataFrame, table: dict[str, Look], co
     ]
     if not section["higher_is_better"].iloc[0]:
         controls.append(switch(ident, "yscale", {"log": "score log", "linear": "score linear"}))
-    inner = _plot(ident, figures.frontier(section, table), content, with_bytes=True)
+    content["titles"][ident] = figures.x_titles(section)
+    inner = _plot(ident, figures.frontier(section, table), content, "bytes")
     return _card("Quality against KV bytes", inner, _LEGEND, controls)
 
 
@@ -132,10 +157,39 @@ def _heat_card(ident: str, panel: pd.DataFrame, section: pd.DataFrame, grid: pd.
     select = f'<label>compare with <select data-plot="{ident}">{options}</select></label>'
     note = "mean score of a cell; hover for n and interval. †: the full cache scores at chance there"
     title = f"Where the needle is found, {figures.panel_title(panel, section)}"
-    return _card(title, _plot(ident, figure, content, with_bytes=False), note, [select])
+    return _card(title, _plot(ident, figure, content), note, [select])
+
+
+def _curves_card(
+    ident: str,
+    panel: pd.DataFrame,
+    section: pd.DataFrame,
+    table: dict[str, Look],
+    content: dict[str, Any],
+    curves: Curves,
+) -> str:
+    if not is_stream(panel.iloc[0]):
+        return ""
+    title = f"Perplexity by position, {figures.panel_title(panel, section)}"
+    missing = "".join(f"<br>{escape(line)}" for line in curves.problems)
+    lines = by_position.of_panel(curves.frame, panel)
+    if not lines:
+        return _card(title, f'<p class="quiet">No curve to draw.{missing}</p>')
+    shown, first = by_position.budgets(lines)
+    content["shown"][ident], content["titles"][ident] = shown, by_position.Y_TITLES
+    options = "".join(f"<option{' selected' * (name == first)}>{escape(name)}</option>" for name in shown)
+    controls = [
+        f'<label>budget <select data-lines="{ident}">{options}</select></label>',
+        switch(ident, "measure", {"perplexity": "perplexity", "kl": "KL to full"}),
+        switch(ident, "yscale", {"log": "log", "linear": "linear"}),
+    ]
+    width = int((lines[0][1]["stop"] - lines[0][1]["start"]).iloc[0])
+    note = f"{_CURVES} Buckets of {width} tokens.{missing}"
+    return _card(title, _plot(ident, by_position.by_position(lines, table, shown[first]), content, "tokens"), note, controls)
 
 
 def _bytes_card(ident: str, panel: pd.DataFrame, section: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]) -> str:
-    note = "allocated bytes by kind, mean over the samples; the marker of the stack stands at the logical bytes"
-    inner = f'<div class="scroll">{_plot(ident, figures.breakdown(panel, table), content, with_bytes=True)}</div>'
+    when = " at the end of the stream" if is_stream(panel.iloc[0]) else ""
+    note = f"allocated bytes by kind{when}, mean over the samples; the marker of the stack stands at the logical bytes"
+    inner = f'<div class="scroll">{_plot(ident, figures.breakdown(panel, table), content, "bytes")}</div>'
     return _card(f"What the bytes are, {figures.panel_title(panel, section)}", inner, note)

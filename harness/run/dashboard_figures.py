@@ -13,13 +13,18 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from harness.run.dashboard_style import AXIS, INK, KIND_LOOKS, MUTED, Look, layout
-from harness.run.dashboard_text import hover, mode
+from harness.run.dashboard_text import hover, is_stream, mode
 from harness.run.pareto import GROUP
 from harness.run.point_row import BASE
 from harness.run.units import iec
 from harness.types import BYTE_KINDS
 
-X_TITLES = {"bytes": "KV bytes of one sample, allocated", "ratio": "KV bytes as a share of the full cache"}
+_X_TITLES = {"bytes": "KV bytes of one sample, allocated", "ratio": "KV bytes as a share of the full cache"}
+_STREAM_X_TITLES = {
+    "bytes": "time mean of the KV bytes held while a document streams, allocated",
+    "ratio": "time mean of the KV bytes as a share of that of the full cache",
+}
+_STREAM_END = "KV bytes held at the end of the stream, allocated"
 _PANEL_HEIGHT = 500
 
 
@@ -42,7 +47,7 @@ def frontier(section: pd.DataFrame, looks: dict[str, Look]) -> go.Figure:
     first = section.iloc[0]
     arrow = "higher" if first["higher_is_better"] else "lower"
     figure.update_layout(layout(height=_PANEL_HEIGHT * rows, legend=_legend(), margin={"l": 64, "r": 16, "t": 44, "b": 60}))
-    figure.update_xaxes(**AXIS, type="log", title={"text": X_TITLES["bytes"], "font": {"size": 13}})
+    figure.update_xaxes(**AXIS, type="log", title={"text": x_titles(section)["bytes"], "font": {"size": 13}})
     figure.update_yaxes(**AXIS)
     figure.update_yaxes(title={"text": f"{first['metric']} ({arrow} is better)", "font": {"size": 13}}, col=1)
     if first["higher_is_better"] and section["score_hi"].max() <= 1:
@@ -53,10 +58,17 @@ def frontier(section: pd.DataFrame, looks: dict[str, Look]) -> go.Figure:
     return figure
 
 
+def x_titles(section: pd.DataFrame) -> dict[str, str]:
+    """Titles of the byte axis by unit; for streams it is the time mean."""
+    return _STREAM_X_TITLES if is_stream(section.iloc[0]) else _X_TITLES
+
+
 def panel_title(panel: pd.DataFrame, section: pd.DataFrame) -> str:
     """The mode, with what the question's part was; the run too where two runs share a mode."""
     row = panel.iloc[0]
     told = "question seen while compressing" if row["query_aware"] else "question unseen while compressing"
+    if is_stream(row):
+        told = f"documents read in chunks of {row['chunk']:.0f} tokens"
     same = section[section["query_aware"] == row["query_aware"]]["run_id"].nunique()
     return f"<b>{mode(row)}</b>: {told}" + (f" · {row['run_id']}" if same > 1 else "")
 
@@ -192,6 +204,7 @@ def breakdown(panel: pd.DataFrame, looks: dict[str, Look]) -> go.Figure:
             margin={"l": 64, "r": 24, "t": 96, "b": 12},
         )
     )
-    figure.update_xaxes(**AXIS, side="top", title={"text": X_TITLES["bytes"], "font": {"size": 13}})
+    title = _STREAM_END if is_stream(panel.iloc[0]) else _X_TITLES["bytes"]
+    figure.update_xaxes(**AXIS, side="top", title={"text": title, "font": {"size": 13}})
     figure.update_yaxes(automargin=True, ticks="", showgrid=False, type="category", range=[-0.7, len(labels) - 0.3])
     return figure

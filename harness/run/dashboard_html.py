@@ -11,16 +11,25 @@ from typing import Any
 import pandas as pd
 
 from harness.run.dashboard_figures import panel_title
-from harness.run.dashboard_text import flat, mode
+from harness.run.dashboard_text import flat, is_stream, mode
 from harness.run.pareto import GROUP
+from harness.run.point_measures import FIDELITY
 from harness.run.point_row import BASE
 from harness.run.table import problems
-from harness.run.units import iec, interval_text, score_text, share_text, signed
+from harness.run.units import iec, interval_text, score_text, share_text, signed, small
 
-_COLUMNS = (
-    *("stack and point", "n", "score", "95 %", "vs full", "95 % paired", "verdict", "KV bytes", "of full"),
-    *("logical", "storage", "end of answer", "highest peak", "bits / value", "frontier", "notes"),
-)
+
+def not_discriminative(ranked: pd.DataFrame) -> str:
+    """One note for the whole page: where the full cache scores at chance, so that nothing follows from equal scores."""
+    panels = [panel for _, panel in ranked.groupby(list(GROUP), sort=False)]
+    at_chance = [panel.iloc[0] for panel in panels if panel["discriminative"].eq(False).any()]
+    if not at_chance:
+        return ""
+    names = "; ".join(f"{row['model']} on {row['task']} ({mode(row)}, {row['run_id']})" for row in at_chance)
+    return (
+        f'<p class="card warn"><b>Not discriminative, {len(at_chance)} of {len(panels)} panels:</b> the full cache scores at'
+        f" chance in {escape(names)}. Equal scores there say nothing about the stacks.</p>"
+    )
 
 
 def facts(section: pd.DataFrame, volumes: Mapping[tuple[str, bool], tuple[float | None, str | None]]) -> str:
@@ -58,34 +67,59 @@ def _base(panel: pd.DataFrame) -> str:
 
 def points_table(panel: pd.DataFrame) -> str:
     """All points, sortable by column; frontier rows are bold."""
-    head = "".join(f'<th><button type="button">{escape(name)}</button></th>' for name in _COLUMNS)
-    rows = "".join(_row(row) for _, row in panel.sort_values(["bytes_context", "label"]).iterrows())
+    faithful = bool(panel[list(FIDELITY)].notna().any(axis=None))
+    table = [(row, _cells(row, faithful)) for _, row in panel.sort_values(["bytes_context", "label"]).iterrows()]
+    head = "".join(_head(name, cell) for name, cell in table[0][1].items())
+    rows = "".join(_row(row, cells) for row, cells in table)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _row(row: pd.Series[Any]) -> str:
-    base = row["stack"] == BASE
-    bits = row["effective_bits"]
-    cells = [
-        f"<td>{escape(row['label'])}</td>",
-        _number(row["n"], str(row["n"])),
-        _number(row["score"], score_text(row["score"])),
-        f"<td>{interval_text(row['score_lo'], row['score_hi'])}</td>",
-        _number(row["diff_to_full"], "" if base else signed(row["diff_to_full"])),
-        f"<td>{interval_text(row['diff_lo'], row['diff_hi'])}</td>",
-        f"<td>{'base' if base else escape(row['vs_full'])}</td>",
-        _number(row["bytes_context"], iec(row["bytes_context"])),
-        _number(row["ratio"], share_text(row["ratio"])),
-        _number(row["bytes_logical"], iec(row["bytes_logical"])),
-        f"<td>{escape(row['storage'])}</td>",
-        _number(row["bytes_final"], iec(row["bytes_final"])),
-        _number(row["bytes_peak"], iec(row["bytes_peak"])),
-        _number(bits, f"{bits:.2f}" if math.isfinite(bits) else "–"),
-        f"<td>{'●' if row['on_frontier'] else ''}</td>",
-        f"<td>{escape('; '.join(problems(row)))}</td>",
-    ]
-    kind = "base" if base else "front" if row["on_frontier"] else ""
-    return f'<tr class="{kind}">{"".join(cells)}</tr>' if kind else f"<tr>{''.join(cells)}</tr>"
+def _head(name: str, cell: str) -> str:
+    left = " class=l" if cell.startswith("<td class=l") else ""
+    return f'<th{left}><button type="button">{escape(name)}</button></th>'
+
+
+def _cells(row: pd.Series[Any], faithful: bool) -> dict[str, str]:
+    """The cells of a point by column name, the same names for all points of a panel."""
+    base, bits = row["stack"] == BASE, row["effective_bits"]
+    mean, end = (" (time mean)", "at the end") if is_stream(row) else ("", "end of answer")
+    return {
+        "stack and point": _words(row["label"]),
+        "n": _number(row["n"], str(row["n"])),
+        "score": _number(row["score"], score_text(row["score"])),
+        "95 %": _words(interval_text(row["score_lo"], row["score_hi"])),
+        "vs full": _number(row["diff_to_full"], "" if base else signed(row["diff_to_full"])),
+        "95 % paired": _words(interval_text(row["diff_lo"], row["diff_hi"])),
+        "verdict": _words("base" if base else row["vs_full"]),
+        f"KV bytes{mean}": _number(row["bytes_context"], iec(row["bytes_context"])),
+        "of full": _number(row["ratio"], share_text(row["ratio"])),
+        **(_fidelity(row) if faithful else {}),
+        "logical, at the end" if mean else "logical": _number(row["bytes_logical"], iec(row["bytes_logical"])),
+        "storage": _words(row["storage"]),
+        end: _number(row["bytes_final"], iec(row["bytes_final"])),
+        "highest peak": _number(row["bytes_peak"], iec(row["bytes_peak"])),
+        "bits / value": _number(bits, f"{bits:.2f}" if math.isfinite(bits) else "–"),
+        "frontier": _words("●" if row["on_frontier"] else ""),
+        "notes": _words("; ".join(problems(row))),
+    }
+
+
+def _fidelity(row: pd.Series[Any]) -> dict[str, str]:
+    return {
+        "KL to full": _number(row["kl_to_full"], small(row["kl_to_full"])),
+        "top-1 agreement": _number(row["top1_agreement"], share_text(row["top1_agreement"])),
+        "attention error": _number(row["attention_error"], small(row["attention_error"])),
+        "nats / byte": _number(row["nll_per_byte"], score_text(row["nll_per_byte"])),
+    }
+
+
+def _row(row: pd.Series[Any], cells: dict[str, str]) -> str:
+    kind = "base" if row["stack"] == BASE else "front" if row["on_frontier"] else ""
+    return f"<tr{f' class={kind}' if kind else ''}>{''.join(cells.values())}</tr>"
+
+
+def _words(text: str) -> str:
+    return f"<td class=l>{escape(text)}</td>"
 
 
 def _number(value: float, text: str) -> str:

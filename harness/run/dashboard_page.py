@@ -14,7 +14,6 @@ from plotly.offline import get_plotlyjs
 
 from harness.run.dashboard_style import FONT
 
-LEFT_COLUMNS = (1, 4, 6, 7, 11, 15, 16)  # of the points table: words and intervals
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:"
 
 _CSS = """
@@ -37,7 +36,7 @@ select{font:inherit;font-size:14px;padding:4px 8px;border:1px solid #c9d0d8;bord
 .scroll{max-height:600px;overflow:auto}
 table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
 th,td{padding:5px 10px;text-align:right;white-space:nowrap;border-bottom:1px solid #edf0f3}
-LEFT{text-align:left} td:last-child{white-space:normal;min-width:220px}
+.l{text-align:left} td:last-child{white-space:normal;min-width:220px}
 th{position:sticky;top:0;background:#fff;z-index:1;padding:0;border-bottom:1px solid #c9d0d8}
 th button{font:inherit;font-weight:600;border:0;background:none;padding:7px 10px;cursor:pointer;width:100%}
 th button{text-align:inherit} tr.front td{font-weight:600} tr.base td{background:#f6f7f9}
@@ -75,8 +74,8 @@ function tickValues(lo, hi, log, unit) {
   return steps(lo, hi, size * [1, 2, 5, 10].find(m => m * size >= raw));
 }
 function retick(plot) {
-  const unit = plot.dataset.unit || 'bytes', changes = {};
-  for (const name of axesOf(plot, 'x')) {
+  const unit = plot.dataset.unit, changes = {};
+  for (const name of unit === 'tokens' ? [] : axesOf(plot, 'x')) {
     const axis = plot._fullLayout[name], log = axis.type === 'log';
     const [lo, hi] = log ? axis.range.map(e => 10 ** e) : axis.range;
     const values = tickValues(lo, hi, log, unit);
@@ -102,9 +101,13 @@ const actions = {
     const index = plot.data.map((trace, i) => i).filter(i => plot.data[i].meta);
     const layout = {};
     for (const axis of axesOf(plot, 'x')) {
-      layout[axis + '.title.text'] = store.titles[unit]; layout[axis + '.autorange'] = true;
+      layout[axis + '.title.text'] = store.titles[plot.id][unit]; layout[axis + '.autorange'] = true;
     }
     return Plotly.update(plot, {x: index.map(i => plot.data[i].meta[unit])}, layout, index);
+  },
+  measure(plot, name) {
+    return Plotly.update(plot, {y: plot.data.map(trace => trace.meta[name])},
+      {'yaxis.title.text': store.titles[plot.id][name], 'yaxis.autorange': true});
   },
   xscale(plot, type) {
     return Plotly.relayout(plot, Object.fromEntries(axesOf(plot, 'x').flatMap(
@@ -130,6 +133,11 @@ function wireHeat(select) {
       {'annotations[1].text': select.value}, [1]);
   });
 }
+function wireLines(select) {
+  const plot = document.getElementById(select.dataset.lines);
+  select.addEventListener('change', () => Plotly.update(plot,
+    {visible: store.shown[plot.id][select.value]}, {'yaxis.autorange': true}).then(() => retick(plot)));
+}
 function sortBy(button) {
   const head = button.parentElement, body = head.closest('table').tBodies[0], i = head.cellIndex;
   const up = head.getAttribute('aria-sort') !== 'ascending';
@@ -147,7 +155,7 @@ window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
     if (trace.customdata && trace.type !== 'heatmap')
       trace.customdata = trace.customdata.map(numbers => numbers.map(n => store.lines[n]).join('<br>'));
   return Plotly.newPlot(plot, figure.data, figure.layout, settings).then(() => {
-    if (!plot.dataset.bytes) return null;
+    if (!plot.dataset.unit) return null;
     let busy = false;
     plot.on('plotly_relayout', change => {
       if (busy || !Object.keys(change).some(key => /^[xy]axis[0-9]*[.](range|autorange)/.test(key))) return;
@@ -158,6 +166,7 @@ window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
 })).then(() => {
   document.querySelectorAll('.switch').forEach(wire);
   document.querySelectorAll('select[data-plot]').forEach(wireHeat);
+  document.querySelectorAll('select[data-lines]').forEach(wireLines);
   document.querySelectorAll('th button').forEach(b => b.addEventListener('click', () => sortBy(b)));
   document.body.dataset.ready = 'yes';
 });
@@ -165,16 +174,15 @@ window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
 
 
 def render(title: str, body: str, content: dict[str, Any]) -> str:
-    """The whole page: `body` is HTML, `content` holds figures by element id, heat maps by element id, axis titles."""
+    """The whole page: `body` is HTML, `content` holds by element id figures, heat maps, axis titles, visible lines."""
     content = content | {"lines": _share_lines(content["figures"])}
     data = json.dumps(_plain(content), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    left = ",".join(f"tr>:nth-child({column})" for column in LEFT_COLUMNS)
     head = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{escape(title)}</title>'
     return "".join(
         [
             f'<!doctype html><html lang="en"><head><meta charset="utf-8">{head}',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<style>{_CSS.replace('FONT', FONT).replace('LEFT', left)}</style></head><body><main>{body}</main>",
+            f"<style>{_CSS.replace('FONT', FONT)}</style></head><body><main>{body}</main>",
             f'<script id="content" type="application/json">{data}</script>',
             f"<script>{get_plotlyjs()}</script><script>{_JS}</script></body></html>",
         ]

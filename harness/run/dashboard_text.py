@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.run.point_row import BASE
 from harness.run.table import problems
-from harness.run.units import iec, interval_text, score_text, share_text, signed
+from harness.run.units import iec, interval_text, score_text, share_text, signed, small
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
@@ -22,7 +22,7 @@ _WRAP = 92
 def hover(row: pd.Series[Any]) -> str:
     """Name, score, difference, bytes with their parts, budget, status and the full configuration of one point."""
     lines = [f"<b>{escape(row['label'])}</b>  ·  {mode(row)}", _score(row), *_difference(row), *_bytes(row)]
-    lines += [_budget(row), _status(row)]
+    lines += [*_fidelity(row), _budget(row), _status(row)]
     config = "  ".join(f"{key}={value}" for key, value in flat(json.loads(row["stack_config"])))
     lines += [f"<i>{escape(line)}</i>" for line in textwrap.wrap(config, _WRAP)]
     return "<br>".join(lines)
@@ -31,6 +31,11 @@ def hover(row: pd.Series[Any]) -> str:
 def mode(row: pd.Series[Any]) -> str:
     """Whether the question was seen when compressing, as the page names it everywhere."""
     return "query-aware" if row["query_aware"] else "query-agnostic"
+
+
+def is_stream(row: pd.Series[Any]) -> bool:
+    """Whether the point read a stream: its bytes are then time means, and all else is as held at the end."""
+    return math.isfinite(row["chunk"])
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -62,11 +67,24 @@ def _bytes(row: pd.Series[Any]) -> list[str]:
     parts = " + ".join(f"{kind} {iec(row[f'allocated_{kind}'])}" for kind in BYTE_KINDS if row[f"allocated_{kind}"] > 0)
     over = "  <b>(above the full cache)</b>" if row["peak_exceeds_full"] else ""
     peak = f"highest peak {iec(row['bytes_peak'])}  ·  in prefill {iec(row['bytes_peak_prefill'])}{over}"
+    stream = is_stream(row)
+    mean, then, end = ("time mean ", ", at the end", "stream") if stream else ("", "", "answer")
     return [
-        f"{total}  ·  {row['storage']}",
-        f"allocated: {parts or '–'}  ·  logical {iec(row['bytes_logical'])}",
-        f"end of answer {iec(row['bytes_final'])}  ·  {peak}",
+        f"{mean}{total}  ·  {row['storage']}",
+        f"allocated{then}: {parts or '–'}  ·  logical {iec(row['bytes_logical'])}",
+        f"end of {end} {iec(row['bytes_final'])}  ·  {peak}",
     ]
+
+
+def _fidelity(row: pd.Series[Any]) -> list[str]:
+    named = [
+        ("KL to full", small(row["kl_to_full"])),
+        ("top-1 agreement", share_text(row["top1_agreement"])),
+        ("attention error", small(row["attention_error"])),
+        ("nats a byte", score_text(row["nll_per_byte"])),
+    ]
+    known = [f"{name} {text}" for name, text in named if text != "–"]
+    return ["  ·  ".join(known)] if known else []
 
 
 def _budget(row: pd.Series[Any]) -> str:
@@ -74,7 +92,8 @@ def _budget(row: pd.Series[Any]) -> str:
     named = f"{row['budget_unit']}{value}" if pd.notna(row["budget_unit"]) else f"{value or 'none'}".strip()
     kept = f"kept {row['tokens_kept']:.0f} of {row['tokens_seen']:.0f} tokens" if row["n"] else "kept –"
     bits = f"  ·  {row['effective_bits']:.2f} bits a kept value" if math.isfinite(row["effective_bits"]) else ""
-    return f"budget {escape(named)}  ·  {kept}{bits}  ·  phase {row['phase']}, positions {row['positions']}"
+    chunk = f" (chunks of {row['chunk']:.0f})" if is_stream(row) else ""
+    return f"budget {escape(named)}  ·  {kept}{bits}  ·  phase {row['phase']}{chunk}, positions {row['positions']}"
 
 
 def _status(row: pd.Series[Any]) -> str:

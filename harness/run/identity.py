@@ -68,10 +68,11 @@ def _hash_files(paths: tuple[Path, ...]) -> str:
 
 
 def code_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 of the sources a record depends on: our engine room, the task's module, out-of-tree `_target_` files."""
+    """SHA-256 of the sources a record depends on: our engine room, the tasks, out-of-tree `_target_` files."""
     files = [p for name in KEY_SOURCES for p in sorted((PACKAGE / name).rglob("*.py")) or [PACKAGE / name]]
+    files += sorted((PACKAGE.parent / "tasks").rglob("*.py"))  # a task's helpers decide its prompts as much as its own file
     modules = {target.rsplit(".", 1)[0] for target in targets(config)}
-    for name in sorted(m for m in modules if not m.startswith("harness.")):
+    for name in sorted(m for m in modules if not m.startswith(("harness.", "tasks."))):
         module = importlib.import_module(name)
         if module.__file__:
             files.append(Path(module.__file__))

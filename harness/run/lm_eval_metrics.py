@@ -81,7 +81,7 @@ def _answered(instance: Any, response: Response, number: int) -> Any:
 
 def _parts(task: Any, name: str, value: Any) -> tuple[float | None, float, str]:
     """(score, weight, aggregate) so that records aggregate to what lm-eval's aggregation gives."""
-    how = getattr(task.aggregation().get(name.split(",")[0]), "__name__", "mean")
+    how = _aggregation(task, name)
     if how == "perplexity":
         return -float(value), 1.0, "exp_weighted"
     if how in ("weighted_perplexity", "bits_per_byte"):
@@ -91,8 +91,12 @@ def _parts(task: Any, name: str, value: Any) -> tuple[float | None, float, str]:
     return _number(task, name, value), 1.0, "mean"
 
 
+def _aggregation(task: Any, name: str) -> str:
+    return str(getattr(task.aggregation().get(name.split(",")[0]), "__name__", "mean"))
+
+
 def _number(task: Any, name: str, value: Any) -> float | None:
-    if isinstance(value, Real):
+    if isinstance(value, Real) and _aggregation(task, name) != "perplexity":
         return float(value)
     try:
         return float(task.aggregation()[name.split(",")[0]]([value]))

@@ -21,12 +21,12 @@ from harness.lm.lm_eval_serve import Asked, LmEvalService, Replied
 from harness.lm.load import LM
 from harness.run import atomic
 from harness.run.cells import Cell
-from harness.run.identity import digest, record_key
+from harness.run.identity import code_hash, digest, record_key
 from harness.run.lm_eval_metrics import aggregate, chance, from_output, judge, to_output
 from harness.run.recorder import NOTHING, Recorder, Setup, Work
 from harness.run.store import Store
 from harness.types import Example, Prompt, Record, UserError, require
-from tasks.lm_eval import Document, LmEval
+from tasks.lm_eval import FIRST, Document, LmEval
 
 NOT_READ = "compression cannot act: a text this short, or without a context, is read exactly"
 
@@ -52,6 +52,9 @@ class LmEvalRunner:
 
     def run(self, examples: Sequence[Example], cells: Sequence[Cell]) -> list[str]:
         """All documents under all cells, a line for each failure; then lm-eval's own results of every cell."""
+        for name, task in self.task.loaded.tasks.items():
+            has = self.task.metric in (FIRST, *task.aggregation())
+            require(has, "task.metric", self.task.metric, f"{name} gives {', '.join(task.aggregation())}")
         configs = {name: digest(task.dump_config()) for name, task in self.task.loaded.tasks.items()}
         everything = [work for example in examples for work in self._works(example, cells, configs)]
         todo = [one for one in everything if one.key not in self.store.done]
@@ -92,7 +95,15 @@ class LmEvalRunner:
                 example,
                 prompt,
                 cell,
-                record_key({"base": base, "stack": cell.config, "point": cell.point, "label": cell.label}),
+                record_key(
+                    {
+                        "base": base,
+                        "stack": cell.config,
+                        "point": cell.point,
+                        "label": cell.label,
+                        "code": code_hash(cell.config),
+                    }
+                ),
                 document,
                 requests,
             )
@@ -126,8 +137,6 @@ class LmEvalRunner:
             return recorder.record(work, **named, status=reply.status, error=reply.error)
         try:
             return recorder.record(work, **(named | recorder.measured(reply.main) | self._scored(work, reply)))
-        except UserError:
-            raise
         except Exception as error:  # a metric of lm-eval that cannot take this answer: the others go on
             line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             return replace(recorder.failed(work, line, traceback.format_exc()), **named)

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from harness.run.point_measures import effective_bits, fidelity, number, sizes
 from harness.run.statistics import UNKNOWN, Estimate, Sample, difference, estimate, verdict
-from harness.types import BYTE_KINDS
 
 Record = Mapping[str, Any]
 
 BASE = "full"
 FLOOR = 0.05  # a full-cache score this close to chance cannot fall far enough to tell stacks apart
 IDENTITY = ("run_id", "model", "task", "query_aware", "stack", "positions", "phase", "attn")
+CONFIGURATION = (*IDENTITY, "point", "stack_config")
 RUN_GROUP = ("run_id", "model", "task", "query_aware", "attn")
-KV_BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
 _NO_SCORE = Estimate(math.nan, UNKNOWN)
 
 
@@ -33,10 +33,9 @@ def rows(records: Iterable[Record], split: Sequence[str] = ()) -> list[dict[str,
     bases: dict[tuple[Any, ...], dict[Any, Record]] = defaultdict(dict)
     for record in records:
         extra = tuple(record[name] for name in split)
-        own = (_json(record["point"]), _json(record["stack_config"]))
-        groups[(*(record[name] for name in IDENTITY), *own, *extra)].append(record)
+        groups[(*configuration(record), *extra)].append(record)
         if record["stack"] == BASE:
-            bases[(*(record[name] for name in RUN_GROUP), *extra)][_example(record)] = record
+            bases[(*(record[name] for name in RUN_GROUP), *extra)][example_of(record)] = record
     table = []
     taken: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
     for key, group in groups.items():
@@ -52,8 +51,8 @@ def rows(records: Iterable[Record], split: Sequence[str] = ()) -> list[dict[str,
 
 
 def _row(group: list[Record], base: dict[Any, Record]) -> dict[str, Any]:
-    latest = {_example(record): record for record in group}  # a re-run under new code replaces the old answer
-    scored = {example: record for example, record in latest.items() if _is_scored(record)}
+    latest = {example_of(record): record for record in group}  # a re-run under new code replaces the old answer
+    scored = {example: record for example, record in latest.items() if is_scored(record)}
     first = group[-1]
     score, full, paired, reason = _compare(scored, base, first)
     lower = not first["higher_is_better"]
@@ -72,12 +71,20 @@ def _row(group: list[Record], base: dict[Any, Record]) -> dict[str, Any]:
         "diff_reason": reason,
         "vs_full": verdict(score, full, paired, higher_is_better=not lower, relative=lower),
         "discriminative": _discriminative(full, first["chance"], lower),
-        **_sizes(list(scored.values())),
-        "effective_bits": _effective_bits(scored, base),
+        **sizes(list(scored.values())),
+        "effective_bits": effective_bits(scored, base),
+        "chunk": number(first.get("chunk")),
+        **fidelity(list(scored.values())),
     }
 
 
-def _example(record: Record) -> tuple[Any, ...]:
+def configuration(record: Record) -> tuple[Any, ...]:
+    """What the records of one row have in common: the values of CONFIGURATION, as a row of the points table has them."""
+    return *(record[name] for name in IDENTITY), _json(record["point"]), _json(record["stack_config"])
+
+
+def example_of(record: Record) -> tuple[Any, ...]:
+    """What pairs a record with those of other configurations."""
     return record["example_id"], record["prompt_sha256"], record["seed"]
 
 
@@ -85,12 +92,8 @@ def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def number(value: object) -> float:
-    """A stored number; missing is NaN, and infinities written as words stay infinite."""
-    return math.nan if value is None else float(value)  # type: ignore[arg-type]
-
-
-def _is_scored(record: Record) -> bool:
+def is_scored(record: Record) -> bool:
+    """Whether the record has a part in its row's score: answered, whole, and with a number."""
     answered = record["status"] in ("ok", "not_exercised") and not record["truncated"]
     return answered and not math.isnan(number(record["score"]))
 
@@ -114,7 +117,7 @@ def _compare(
         return score, score, _NO_SCORE, "this is the full cache"
     if not base:
         return score, _NO_SCORE, _NO_SCORE, f"no full-cache records in run {first['run_id']} with attn={first['attn']}"
-    shared = [example for example in scored if example in base and _is_scored(base[example])]
+    shared = [example for example in scored if example in base and is_scored(base[example])]
     if len(shared) < len(scored):
         reason = f"the full cache was scored on {len(shared)} of these {len(scored)} prompts (same hash and seed)"
         return score, _NO_SCORE, _NO_SCORE, reason
@@ -173,63 +176,3 @@ def _discriminative(full: Estimate, chance: float, lower: bool) -> bool | None:
     if lower:
         return full.interval.high < chance
     return full.interval.low > chance and full.value - chance >= FLOOR
-
-
-def _sizes(records: list[Record]) -> dict[str, float]:
-    def column(name: str) -> np.ndarray[Any, Any]:
-        return np.array([number(record[name]) for record in records])
-
-    context, full = column("kv_bytes_context"), column("kv_bytes_full")
-    final, full_final = column("kv_bytes_final"), column("kv_bytes_full_final")
-    parts = {
-        f"{sort}_{kind}": _mean([number(record["bytes"].get(sort, {}).get(kind)) for record in records])
-        for sort in ("allocated", "logical")
-        for kind in BYTE_KINDS
-    }
-    return {
-        "bytes_context": _mean(context),
-        "bytes_full": _mean(full),
-        "ratio": _ratio(context, full),
-        "bytes_final": _mean(final),
-        "bytes_full_final": _mean(full_final),
-        "ratio_final": _ratio(final, full_final),
-        "bytes_peak": _max(column("kv_bytes_peak")),
-        "bytes_peak_prefill": _max(column("kv_bytes_peak_prefill")),
-        "peak_exceeds_full": bool((column("kv_bytes_peak_prefill") > full).any()),
-        **parts,
-        "bytes_logical": float(np.sum([parts[f"logical_{kind}"] for kind in BYTE_KINDS])),
-        "tokens_seen": _mean(column("tokens_seen")),
-        "tokens_kept": _mean(column("tokens_kept")),
-    }
-
-
-def _mean(values: Any) -> float:
-    known = np.asarray(values, dtype=float)
-    known = known[~np.isnan(known)]
-    return float(known.mean()) if len(known) else math.nan
-
-
-def _max(values: np.ndarray[Any, Any]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.max()) if len(known) else math.nan
-
-
-def _ratio(part: np.ndarray[Any, Any], whole: np.ndarray[Any, Any]) -> float:
-    both = ~(np.isnan(part) | np.isnan(whole))
-    return float(part[both].sum() / whole[both].sum()) if whole[both].sum() > 0 else math.nan
-
-
-def _effective_bits(scored: dict[Any, Record], base: dict[Any, Record]) -> float:
-    """Allocated bits per K or V value that is still held: bytes against those of a full cache of the kept tokens.
-
-    NaN where the records do not say `kv_dtype`, where the base is missing, or where nothing is held.
-    """
-    held = wanted = 0.0
-    for example, record in scored.items():
-        dtype = record.get("kv_dtype") or record["stack_config"].get("kv_dtype")
-        bits, full = KV_BITS.get(str(dtype).removeprefix("torch.")), base.get(example)
-        if bits is None or full is None or not full["tokens_kept"] or record["kv_bytes_context"] is None:
-            return math.nan
-        held += record["kv_bytes_context"]
-        wanted += number(full["kv_bytes_context"]) * record["tokens_kept"] / full["tokens_kept"] / bits
-    return held / wanted if wanted else math.nan

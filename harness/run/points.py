@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from harness.run import point_row
+from harness.run.point_measures import FIDELITY
 from harness.types import BYTE_KINDS, SCHEMA, UserError
 
 Json = dict[str, Any]
@@ -39,7 +40,8 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("bytes_peak", "bytes_peak_prefill", "bytes_logical"), _FLOAT),
     "peak_exceeds_full": _BOOL,
     **{f"{sort}_{kind}": _FLOAT for sort in ("allocated", "logical") for kind in BYTE_KINDS},
-    **dict.fromkeys(("tokens_seen", "tokens_kept", "effective_bits"), _FLOAT),
+    **dict.fromkeys(("tokens_seen", "tokens_kept", "effective_bits", "chunk"), _FLOAT),
+    **dict.fromkeys(FIDELITY, _FLOAT),
     **dict.fromkeys(("stack_config", "error"), _STRING),
 }
 CELL_COLUMNS: dict[str, str] = {"length": _FLOAT, "depth": _FLOAT} | COLUMNS
@@ -94,7 +96,8 @@ def points(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
     Bytes are means over the scored examples (peaks are maxima), ratios are sums over sums (stack / full, same samples,
     same moment). `label` names the stack and its budget. Columns about the full cache are over the same prompts only,
-    or empty with the reason in `diff_reason`.
+    or empty with the reason in `diff_reason`. For streams `bytes_context` and `bytes_full` are time means, the kinds are
+    as held at the end, `chunk` is set, and fidelity is a mean over tokens (empty for other tasks).
     """
     return _frame(point_row.rows(records), COLUMNS)
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from harness.kv.shape import ModelShape
 from harness.lm.serve import Served
 from harness.run.cells import Cell
-from harness.run.identity import record_key
+from harness.run.identity import code_hash, record_key
 from harness.run.store import Store
 from harness.types import Bytes, Example, Prompt, Record, Task
 
@@ -148,6 +148,7 @@ def key(setup: Setup, task: Task, example: Example, prompt: Prompt, cell: Cell) 
             "stack": cell.config,
             "point": cell.point,
             "label": cell.label,
+            "stack_code": code_hash(cell.config),  # a method from outside the project is part of the key
             "seed": setup.seed,
             **setup.identity,
         }

@@ -6,6 +6,7 @@ Each file appears whole or not at all, so a reader never sees half a table, and 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ import pandas as pd
 
 from harness.run import dashboard
 from harness.run.atomic import replace
+from harness.run.curves import Curves, curves
 from harness.run.pareto import frontier, rank
 from harness.run.points import load_records, points
 
+_LOG = logging.getLogger(__name__)
+
 
 def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None) -> pd.DataFrame:
-    """Write points.csv, points.parquet, frontier.json and dashboard.html of a run folder from its shards.
+    """Write points.csv, points.parquet, frontier.json, dashboard.html and, for streams, curves.csv from a folder's shards.
 
     Args:
         run_dir: A folder with records-*.jsonl.
@@ -39,8 +43,19 @@ def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None) -> pd.Da
     replace(run_dir / "frontier.json", lambda path: path.write_text(text, encoding="utf-8"))
     found = newest_manifest(run_dir) if manifest is None else manifest
     run_ids = dict.fromkeys(record["run_id"] for record in records)
-    dashboard.write(records, run_dir / "dashboard.html", dict.fromkeys(run_ids, found) if found else None)
+    streams = _write_curves(run_dir, records, ranked)
+    dashboard.write(records, run_dir / "dashboard.html", dict.fromkeys(run_ids, found) if found else None, streams)
     return ranked
+
+
+def _write_curves(run_dir: Path, records: list[dict[str, Any]], ranked: pd.DataFrame) -> Curves | None:
+    if not any(record.get("series_path") for record in records):
+        return None
+    found = curves(run_dir, records, ranked)
+    replace(run_dir / "curves.csv", lambda path: found.frame.to_csv(path, index=False))
+    for line in found.problems:
+        _LOG.warning(line)
+    return found
 
 
 def newest_manifest(run_dir: Path) -> dict[str, Any] | None:

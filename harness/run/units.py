@@ -31,6 +31,11 @@ def interval_text(low: float, high: float) -> str:
     return f"[{score_text(low)}, {score_text(high)}]" if math.isfinite(high - low) else ""
 
 
+def small(value: float) -> str:
+    """A measure near zero: two significant digits, missing as a dash."""
+    return f"{value:.2g}" if math.isfinite(value) else "–"
+
+
 def signed(value: float) -> str:
     """A difference with its sign."""
     return "–" if not math.isfinite(value) else f"{value:+.2f}" if abs(value) < 1000 else f"{value:+,.0f}"

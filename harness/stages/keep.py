@@ -53,25 +53,35 @@ class Keep:
 
         None where everything stays.
         """
-        return [self._select_layer(view, n) for view, n in zip(views, self.layers.split(tokens, views), strict=True)]
+        alike: dict[tuple[int, int, torch.device], list[int]] = {}
+        for i, (view, most) in enumerate(zip(views, self.layers.split(tokens, views), strict=True)):
+            if view.n > most:
+                alike.setdefault((view.n, most, view.pos_HN.device), []).append(i)
+        chosen: list[list[Tensor] | None] = [None] * len(views)
+        for (n, most, _), members in alike.items():  # layers that hold and keep as many rows are sorted together
+            for i, index in zip(members, self._select([views[i] for i in members], n, most), strict=True):
+                chosen[i] = index
+        return chosen
 
-    def _select_layer(self, view: LayerView, tokens: int) -> list[Tensor] | None:
-        n = view.n
-        if n <= tokens:
-            return None
+    def _select(self, views: Sequence[LayerView], n: int, tokens: int) -> list[list[Tensor]]:
         sinks, recent = self.protected(tokens)
         stop = n - recent
-        scores_HM = self.scorer.score(view)[:, sinks:stop].float()
-        if not bool(torch.isfinite(scores_HM).all()):
-            raise UserError(f"keep.scorer={type(self.scorer).__name__} gave a score that is not finite in layer {view.layer}")
-        order_HM = scores_HM.argsort(dim=-1, descending=True, stable=True)
-        counts = self.heads.split(tokens - sinks - recent, scores_HM)
-        first, last = torch.arange(sinks, device=order_HM.device), torch.arange(stop, n, device=order_HM.device)
+        scores_KHM = torch.stack([self.scorer.score(view)[:, sinks:stop].float() for view in views])
+        finite_K = torch.isfinite(scores_KHM).flatten(1).all(1)
+        if not bool(finite_K.all()):
+            layer = views[int(finite_K.int().argmin())].layer
+            raise UserError(f"keep.scorer={type(self.scorer).__name__} gave a score that is not finite in layer {layer}")
+        order_KHM = scores_KHM.argsort(dim=-1, descending=True, stable=True)
+        first, last = torch.arange(sinks, device=order_KHM.device), torch.arange(stop, n, device=order_KHM.device)
 
-        def kept(order_KM: Tensor, count: int) -> Tensor:
-            middle = order_KM[:, :count].sort(-1).values + sinks
-            return torch.cat((first.expand(len(middle), -1), middle, last.expand(len(middle), -1)), 1)
+        def kept(order: Tensor, count: int) -> Tensor:
+            middle = order[..., :count].sort(-1).values + sinks
+            return torch.cat((first.expand(*middle.shape[:-1], -1), middle, last.expand(*middle.shape[:-1], -1)), -1)
 
-        if len(set(counts)) == 1:
-            return [kept(order_HM, counts[0])]
-        return [kept(order_HM[h : h + 1], count) for h, count in enumerate(counts)]
+        counts = [self.heads.split(tokens - sinks - recent, scores_HM) for scores_HM in scores_KHM]
+        if len({count for layer in counts for count in layer}) == 1:
+            return [[index_HM] for index_HM in kept(order_KHM, counts[0][0])]
+        return [
+            [kept(order_HM[h : h + 1], count) for h, count in enumerate(layer)]
+            for order_HM, layer in zip(order_KHM, counts, strict=True)
+        ]

@@ -123,16 +123,37 @@ class HeadBudget(Protocol):
 
 
 class RowIndex:
-    """Chosen rows of every head, as one flat index: whole rows are copied, which a gather over channels does not do."""
+    """Chosen rows of every head, sorted, as a flat index: whole rows are copied, which a gather over channels does not do.
 
-    def __init__(self, index_HM: Tensor, n: int) -> None:
-        self.shape = index_HM.shape
-        heads = torch.arange(index_HM.shape[0], device=index_HM.device)[:, None]
-        self.flat = (index_HM + heads * n).flatten()
+    index_HM counts over an older tensor of rows and, after it, a newer one.
+    """
 
-    def of(self, x: Tensor) -> Tensor:
-        """Copy of the rows of x [H, N, ...] as [H, M, ...]."""
-        return x.flatten(0, 1).index_select(0, self.flat).reshape(*self.shape, *x.shape[2:])
+    def __init__(self, index_HM: Tensor) -> None:
+        self.index_HM = index_HM
+        self._flat: dict[int, Tensor] = {}
+        self._whole: dict[tuple[int, int], bool] = {}
+
+    def of(self, old: Tensor, new: Tensor | None = None) -> Tensor:
+        """Copy of the rows of old [H, N, ...] and new [H, L, ...] as [H, M, ...]; mostly all of the new ones stay."""
+        if new is not None and not self._keeps_all(old.shape[1], new.shape[1]):
+            old, new = torch.cat((old, new), 1), None
+        out = old.flatten(0, 1).index_select(0, self._flat_index(old.shape[1])).view(*self.index_HM.shape, *old.shape[2:])
+        if new is not None:
+            out[:, -new.shape[1] :] = new
+        return out
+
+    def _flat_index(self, n: int) -> Tensor:
+        if n not in self._flat:
+            heads = torch.arange(self.index_HM.shape[0], device=self.index_HM.device)[:, None]
+            self._flat[n] = (self.index_HM.clamp(max=n - 1) + heads * n).flatten()
+        return self._flat[n]
+
+    def _keeps_all(self, n: int, length: int) -> bool:
+        """Whether every head keeps all `length` rows that follow the first n: then they need no index."""
+        if (n, length) not in self._whole:
+            first = self.index_HM[:, -length] if length <= self.index_HM.shape[1] else self.index_HM.new_full((1,), -1)
+            self._whole[n, length] = bool((first == n).all())
+        return self._whole[n, length]
 
 
 @dataclass(frozen=True)
@@ -150,13 +171,12 @@ class Encoded:
             self.n + other.n,
         )
 
-    def take(self, index_HM: Tensor) -> Encoded:
-        """Copy rows (codecs with block == 1 only)."""
-        rows = RowIndex(index_HM, self.n)
+    def take(self, rows: RowIndex, newer: Encoded | None = None) -> Encoded:
+        """Copy rows of this and of a newer chunk (codecs with block == 1 only)."""
         return Encoded(
-            {k: rows.of(t) for k, t in self.payload.items()},
-            {k: rows.of(t) for k, t in self.metadata.items()},
-            int(index_HM.shape[1]),
+            {k: rows.of(t, newer.payload[k] if newer else None) for k, t in self.payload.items()},
+            {k: rows.of(t, newer.metadata[k] if newer else None) for k, t in self.metadata.items()},
+            int(rows.index_HM.shape[1]),
         )
 
     def tensors(self) -> list[Tensor]:

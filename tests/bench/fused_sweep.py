@@ -1,6 +1,6 @@
 """Sixteen (stack, point) pairs on one context: each alone against all in one pass. Prints both times and their ratio.
 
-    python tests/bench/fused_sweep.py [tokens] [examples]
+python tests/bench/fused_sweep.py [tokens] [examples]
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ for example in range(EXAMPLES):
         pairs += 1
         same_answers += a[0] == f[0]
         same_kept += a[1] == f[1]
-    print(f"example {example}: alone {times['alone']:.1f} s, fused {times['fused']:.1f} s, ratio {times['alone'] / times['fused']:.2f}")
+    print(
+        f"example {example}: alone {times['alone']:.1f} s, fused {times['fused']:.1f} s, ratio {times['alone'] / times['fused']:.2f}"
+    )
 print(f"{len(cells)} pairs, {TOKENS} tokens, {EXAMPLES} examples: alone {total['alone']:.1f} s, fused {total['fused']:.1f} s")
 print(f"ratio {total['alone'] / total['fused']:.2f}; same kept sets {same_kept}/{pairs}, same answers {same_answers}/{pairs}")

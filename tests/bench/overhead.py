@@ -1,6 +1,6 @@
 """What our attention costs: prefill and decode against stock transformers, and prefill with exact column sums.
 
-    python tests/bench/overhead.py [tokens for statistics]
+python tests/bench/overhead.py [tokens for statistics]
 """
 
 from __future__ import annotations

@@ -38,9 +38,7 @@ def ask(page: Path, expression: str, scratch: Path) -> Any:
       out.textContent = JSON.stringify({{value, faults}}); document.body.append(out); }});</script>"""
     copy = scratch / "asked.html"
     text = page.read_text(encoding="utf-8")
-    copy.write_text(
-        text.replace("<style>", early + "<style>", 1).replace("</body>", late + "</body>"), encoding="utf-8"
-    )
+    copy.write_text(text.replace("<style>", early + "<style>", 1).replace("</body>", late + "</body>"), encoding="utf-8")
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={scratch / 'profile'}", "--dump-dom", copy.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
     found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
@@ -81,9 +79,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, size in zip(LONG, (ROW * 500, ROW * 600), strict=True):
         records += [make(**e, stack=name, kv_bytes_context=size, storage="simulated") for e in grid(repeats=2)]
     records += [make(**e, stack="empty", kv_bytes_context=0, score=0.0) for e in grid(repeats=2)]
-    records += [
-        make(**e, stack="tiny", score=None, status="refused", error="budget <9> is below 36") for e in grid(repeats=2)
-    ]
+    records += [make(**e, stack="tiny", score=None, status="refused", error="budget <9> is below 36") for e in grid(repeats=2)]
     records += perplexity("full", [2.5, 2.8, 3.0]) + perplexity("int4", [2.6, 2.9, 3.1], kv_bytes_context=ROW * 300)
     records += perplexity("broken", [800.0] * 3, kv_bytes_context=ROW * 100)
     path = tmp_path_factory.mktemp("page") / "dashboard.html"

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-N = 12
+N = 8
 
 
 def records(folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """What `python -m harness task=docqa` wrote."""
-    settings = ("task=docqa", "task.lengths=[1024]", f"limit={N}", "progress=false", f"results_dir={folder}")
+    settings = ("task=docqa", "task.lengths=[768]", f"task.per_length={N}", "progress=false", f"results_dir={folder}")
     command = [sys.executable, "-m", "harness", *settings, *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
@@ -40,7 +40,7 @@ def test_the_score_reads_the_record_in_the_cache(tmp_path: Path) -> None:
     assert 0.2 < score(full, "full") < 1.0
     assert score([r for r in found if r not in full], found[-1]["stack"]) < score(full, "full")
     for record in full:
-        assert record["n_prompt"] + 32 <= 1024 and record["chance"] == 0.0 and 0 <= record["depth"] <= 1
+        assert record["n_prompt"] + 32 <= 768 and record["chance"] == 0.0 and 0 <= record["depth"] <= 1
     assert len({record["group_id"] for record in full}) == N
     alone = records(tmp_path, swapped, "compress=full", "task.baseline=no_context")
     assert [r["gold"] for r in alone] == [r["gold"] for r in full] and {r["task"] for r in alone} == {"docqa_no_context"}

@@ -233,8 +233,6 @@ def test_the_default_model_answers_a_chat_and_ends_its_turn() -> None:
     made = lm.tokens.prompt(context, question, "The special magic number for Paris is", chat=True)
     assert made.ids[0] == 1
     assert lm.tokens.hf.decode(made.ids[:2]) == "<|im_start|>system"
-    answer = lm.model.generate(torch.tensor([made.ids]), max_new_tokens=16, do_sample=False)[
-        0, len(made.ids) :
-    ].tolist()
+    answer = lm.model.generate(torch.tensor([made.ids]), max_new_tokens=16, do_sample=False)[0, len(made.ids) :].tolist()
     assert lm.tokens.decode(answer) == " 7319264."
     assert answer[-1] in lm.eos_ids

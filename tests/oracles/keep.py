@@ -28,9 +28,7 @@ class Step(NamedTuple):
 # --- attention ---------------------------------------------------------------------------------------------------
 
 
-def row_weights(
-    q_D: Tensor, keys: Sequence[Tensor], q_pos: int, k_pos: Sequence[int], window: int | None
-) -> list[float]:
+def row_weights(q_D: Tensor, keys: Sequence[Tensor], q_pos: int, k_pos: Sequence[int], window: int | None) -> list[float]:
     """Softmax weights of one query over the given rows (keys of D, their positions); invisible rows weigh 0.
 
     A row is visible when it is not later than the query and, with a sliding window, less than `window` tokens back.
@@ -132,9 +130,7 @@ def max_pool(row: Sequence[float], kernel: int) -> list[float]:
     return [max(row[max(0, n - half) : n + half + 1]) for n in range(len(row))]
 
 
-def snapkv_scores(
-    q_QTD: Tensor, k_HTD: Tensor, window: int = 32, kernel: int = 7, sliding: int | None = None
-) -> Scores:
+def snapkv_scores(q_QTD: Tensor, k_HTD: Tensor, window: int = 32, kernel: int = 7, sliding: int | None = None) -> Scores:
     """Per KV head, keys [0, T - window) only: sum over the last `window` queries, mean over the group, then max-pool."""
     tokens = k_HTD.shape[1]
     sums = received(q_QTD, k_HTD, range(tokens - window, tokens), sliding)

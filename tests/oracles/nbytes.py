@@ -24,9 +24,7 @@ def int8_per_token(heads: int, rows: int, dim: int, meta: int = 2) -> Sizes:
     return {"payload": 2 * heads * rows * dim, "metadata": 2 * heads * rows * meta}
 
 
-def int4_side(
-    heads: int, rows: int, dim: int, group: int, residual: int, axis: str, elem: int = 2, meta: int = 2
-) -> Sizes:
+def int4_side(heads: int, rows: int, dim: int, group: int, residual: int, axis: str, elem: int = 2, meta: int = 2) -> Sizes:
     """K or V alone in packed 4-bit groups (a minimum and a scale each) with an exact tail.
 
     axis "channel": groups of `group` tokens of one channel, whole groups beyond the residual are encoded;

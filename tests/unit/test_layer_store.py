@@ -11,7 +11,7 @@ from harness.kv.memory import measure
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
-from harness.stages.protocols import Codec
+from harness.stages.protocols import Codec, RowIndex
 from harness.types import KV, UserError
 from tests import conf_tree
 
@@ -160,26 +160,40 @@ def test_a_cached_view_reads_the_same_and_is_counted_as_scratch(codec: Codec) ->
         assert torch.equal(plain.read(torch.float32), cached.read(torch.float32))
     index = torch.arange(0, plain.n - codec.residual, 3)
     index = torch.cat((index, torch.arange(plain.n - codec.residual, plain.n))).expand(2, -1)
-    plain, cached = plain.take(index), cached.take(index)
+    chosen = RowIndex(index)
+    plain, cached = plain.take(index, chosen), cached.take(index, chosen)
     assert torch.equal(plain.read(torch.float32), cached.read(torch.float32))
     held = measure(cached.tensors())
     assert held.allocated["scratch"] == 2 * cached.n_encoded * D * 4
     assert held.total - held.allocated["scratch"] == measure(plain.tensors()).total
 
 
-def test_reading_with_new_rows_appends_them_as_they_are() -> None:
+def test_reading_gives_a_tensor_of_its_own() -> None:
     side = Side.of(rows(40).bfloat16(), Int8(), None)
-    fresh = rows(3, seed=9)
-    read = side.read(torch.float32, fresh)
-    assert torch.equal(read[:, 40:], fresh)
-    assert torch.equal(read[:, :40], side.read(torch.float32))
-    read.zero_()
+    side.read(torch.float32).zero_()
     assert bool(side.read(torch.float32).any())
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_rows_of_an_older_and_a_newer_tensor_are_chosen_together(newest: bool) -> None:
+    old, new = rows(40), rows(3, seed=9)
+    index = torch.tensor([[0, 7, 39, 40, 41, 42], [1, 2, 38, 40, 41, 42]])
+    if not newest:  # one head drops one of the new rows
+        index = torch.tensor([[0, 7, 39, 40, 41, 42], [1, 2, 37, 38, 40, 42]])
+    whole = torch.cat((old, new), 1)
+    chosen = RowIndex(index).of(old, new)
+    assert torch.equal(chosen, torch.stack([whole[h, index[h]] for h in range(2)]))
+    assert chosen.untyped_storage().nbytes() == chosen.numel() * 4
+
+
+def take(side: Side, index: list[int]) -> Side:
+    both = torch.tensor([index] * 2)
+    return side.take(both, RowIndex(both))
 
 
 def test_rows_that_would_cut_the_exact_tail_are_refused() -> None:
     side = Side.of(rows(50), IntGroups(axis="token", residual=8), None)
-    assert side.take(torch.tensor([[1, *range(42, 50)]] * 2)).n == 9
+    assert take(side, [1, *range(42, 50)]).n == 9
     for index in ([1, 2, 3, *range(44, 50)], [47, 48, 49], list(range(8))):
         with pytest.raises(UserError, match=r"evict from the 8 exact newest rows of codec int4: raise keep\.recent"):
-            side.take(torch.tensor([index] * 2))
+            take(side, index)

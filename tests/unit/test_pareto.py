@@ -22,9 +22,7 @@ def test_ties_and_duplicates_stay() -> None:
 def test_the_order_of_points_does_not_matter() -> None:
     table = [(100, 0.9), (100, 0.8), (50, 0.9), (50, 0.9), (200, 0.95)]
     for order in itertools.permutations(table):
-        mask = non_dominated(
-            np.array([c for c, _ in order], float), np.array([s for _, s in order]), higher_is_better=True
-        )
+        mask = non_dominated(np.array([c for c, _ in order], float), np.array([s for _, s in order]), higher_is_better=True)
         assert sorted(p for p, on in zip(order, mask, strict=True) if on) == [(50, 0.9), (50, 0.9), (200, 0.95)]
 
 
@@ -38,8 +36,7 @@ def test_frontier_agrees_with_the_definition_on_random_points() -> None:
     cost, score = rng.integers(1, 9, 60).astype(float), rng.integers(0, 9, 60).astype(float)
     for i, on in enumerate(non_dominated(cost, score, higher_is_better=True)):
         beaten = any(
-            cost[j] <= cost[i] and score[j] >= score[i] and (cost[j] < cost[i] or score[j] > score[i])
-            for j in range(60)
+            cost[j] <= cost[i] and score[j] >= score[i] and (cost[j] < cost[i] or score[j] > score[i]) for j in range(60)
         )
         assert on == (not beaten)
 
@@ -73,9 +70,7 @@ def test_frontier_json_names_axis_and_direction_and_is_strict() -> None:
 
 
 def test_groups_are_never_mixed() -> None:
-    aware = group("full", 1024, [1, 1], query_aware=True, run_id="q") + group(
-        "a", 10, [1, 1], query_aware=True, run_id="q"
-    )
+    aware = group("full", 1024, [1, 1], query_aware=True, run_id="q") + group("a", 10, [1, 1], query_aware=True, run_id="q")
     agnostic = group("full", 1024, [1, 1]) + group("a", 10, [0, 0])
     other = group("full", 1024, [1, 1], run_id="third")
     ranked = rank(points(aware + agnostic + other))

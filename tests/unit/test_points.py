@@ -114,7 +114,7 @@ def test_byte_sums_by_kind_and_effective_bits() -> None:
     assert 1 / made["ratio"] == pytest.approx(3.2)
     assert made["allocated_metadata"] == ROW * 16
     assert made["bytes_logical"] == made["bytes_context"]
-    unknown = row([full, small | {"stack_config": {}}], "int4")
+    unknown = row([full, small | {"stack_config": {}, "kv_dtype": ""}], "int4")
     assert math.isnan(unknown["effective_bits"])
 
 
@@ -192,9 +192,7 @@ def test_old_nan_is_read_as_missing_and_infinity_stays(tmp_path) -> None:
     shard = write_shard(tmp_path, records)
     lines = shard.read_text().splitlines()
     words = ["NaN", "Infinity", '"Infinity"']
-    shard.write_text(
-        "\n".join(line.replace('"score": 1.0', f'"score": {w}') for line, w in zip(lines, words, strict=True))
-    )
+    shard.write_text("\n".join(line.replace('"score": 1.0', f'"score": {w}') for line, w in zip(lines, words, strict=True)))
     made = row(load_records(tmp_path).records, "full")
     assert (made["n"], made["n_unscored"]) == (2, 1)
     assert math.isinf(made["score"])

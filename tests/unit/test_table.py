@@ -44,9 +44,7 @@ def test_counts_and_reasons_stand_below() -> None:
 
 
 def test_perplexity_says_its_direction() -> None:
-    shown = table.text(
-        rank(points(perplexity("full", [2.0, 2.1]) + perplexity("int8", [2.0, 2.1], kv_bytes_context=ROW)))
-    )
+    shown = table.text(rank(points(perplexity("full", [2.0, 2.1]) + perplexity("int8", [2.0, 2.1], kv_bytes_context=ROW))))
     assert "perplexity (lower is better)" in shown
     assert "7.79" in shown
 

@@ -1,0 +1,99 @@
+"""What the records of one row measured: bytes, bits a value, fidelity to the full cache; it knows no score and no pairing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.types import BYTE_KINDS
+
+Record = Mapping[str, Any]
+
+FIDELITY = ("kl_to_full", "top1_agreement", "attention_error", "nll_per_byte")
+KV_BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
+
+
+def number(value: object) -> float:
+    """A stored number; missing is NaN, and infinities written as words stay infinite."""
+    return math.nan if value is None else float(value)  # type: ignore[arg-type]
+
+
+def fidelity(records: Sequence[Record]) -> dict[str, float]:
+    """Means of the metrics FIDELITY, weighted as the scores are (streams: by tokens); NaN where no record has one."""
+    return {name: _weighted(records, name) for name in FIDELITY}
+
+
+def _weighted(records: Sequence[Record], metric: str) -> float:
+    """Mean of a metric over the records that have it, weighted as their scores are (streams: by tokens)."""
+    pairs = [(number(record["metrics"].get(metric)), float(record["weight"])) for record in records]
+    known = [(value, weight) for value, weight in pairs if not math.isnan(value)]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else math.nan
+
+
+def sizes(records: Sequence[Record]) -> dict[str, float]:
+    """Byte columns and token counts: means, peaks as maxima, ratios as sums over sums."""
+
+    def column(name: str) -> np.ndarray[Any, Any]:
+        return np.array([number(record[name]) for record in records])
+
+    context, full = column("kv_bytes_context"), column("kv_bytes_full")
+    final, full_final = column("kv_bytes_final"), column("kv_bytes_full_final")
+    most = full_final if any(record.get("chunk") for record in records) else full  # a time mean has no peak to compare
+    parts = {
+        f"{sort}_{kind}": _mean([number(record["bytes"].get(sort, {}).get(kind)) for record in records])
+        for sort in ("allocated", "logical")
+        for kind in BYTE_KINDS
+    }
+    return {
+        "bytes_context": _mean(context),
+        "bytes_full": _mean(full),
+        "ratio": _ratio(context, full),
+        "bytes_final": _mean(final),
+        "bytes_full_final": _mean(full_final),
+        "ratio_final": _ratio(final, full_final),
+        "bytes_peak": _max(column("kv_bytes_peak")),
+        "bytes_peak_prefill": _max(column("kv_bytes_peak_prefill")),
+        "peak_exceeds_full": bool((column("kv_bytes_peak_prefill") > most).any()),
+        **parts,
+        "bytes_logical": float(np.sum([parts[f"logical_{kind}"] for kind in BYTE_KINDS])),
+        "tokens_seen": _mean(column("tokens_seen")),
+        "tokens_kept": _mean(column("tokens_kept")),
+    }
+
+
+def _mean(values: Any) -> float:
+    known = np.asarray(values, dtype=float)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _max(values: np.ndarray[Any, Any]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.max()) if len(known) else math.nan
+
+
+def _ratio(part: np.ndarray[Any, Any], whole: np.ndarray[Any, Any]) -> float:
+    both = ~(np.isnan(part) | np.isnan(whole))
+    return float(part[both].sum() / whole[both].sum()) if whole[both].sum() > 0 else math.nan
+
+
+def effective_bits(scored: Mapping[Any, Record], base: Mapping[Any, Record]) -> float:
+    """Allocated bits per K or V value that is still held: bytes against those of a full cache of the kept tokens.
+
+    Both at the moment of `tokens_kept`, which is the end of a stream. NaN where the records do not say `kv_dtype`, where
+    the base is missing, or where nothing is held.
+    """
+    held = wanted = 0.0
+    for example, record in scored.items():
+        dtype = record.get("kv_dtype") or record["stack_config"].get("kv_dtype")
+        bits, full = KV_BITS.get(str(dtype).removeprefix("torch.")), base.get(example)
+        moment = "kv_bytes_final" if record.get("chunk") else "kv_bytes_context"
+        if bits is None or full is None or not full["tokens_kept"] or record[moment] is None:
+            return math.nan
+        held += record[moment]
+        wanted += number(full[moment]) * record["tokens_kept"] / full["tokens_kept"] / bits
+    return held / wanted if wanted else math.nan
