@@ -49,6 +49,8 @@ def facts(section: pd.DataFrame, volumes: Mapping[tuple[str, bool], tuple[float 
 
 
 def _best(panel: pd.DataFrame) -> str:
+    if panel["discriminative"].eq(False).any():
+        return "The stacks cannot be told apart here"
     equal = panel[(panel["vs_full"] == "equal within noise") & (panel["ratio"] < 1) & panel["left_out"].isna()]
     if equal.empty:
         return "No smaller cache equals the full one within noise"

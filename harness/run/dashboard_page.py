@@ -67,7 +67,7 @@ function tickValues(lo, hi, log, unit) {
   if (log && hi / lo > 4) {
     const out = [];
     for (let e = Math.floor(Math.log10(lo)); e <= Math.log10(hi); e += 1)
-      for (const m of [1, 2, 5]) { const v = m * 10 ** e; if (v >= lo && v <= hi) out.push(v); }
+      for (const m of hi / lo > 5000 ? [1] : [1, 2, 5]) { const v = m * 10 ** e; if (v >= lo && v <= hi) out.push(v); }
     return out;
   }
   const raw = (hi - lo) / 7, size = 10 ** Math.floor(Math.log10(raw));
@@ -88,7 +88,8 @@ function retick(plot) {
     if (!log) continue;
     const values = tickValues(10 ** axis.range[0], 10 ** axis.range[1], true, 'score');
     changes[name + '.tickvals'] = values;
-    changes[name + '.ticktext'] = values.map(v => (+v.toPrecision(4)).toLocaleString('en'));
+    changes[name + '.ticktext'] = values.map(v => +v.toPrecision(4)).map(
+      v => v < 0.01 ? v.toExponential() : v.toLocaleString('en'));
   }
   return Plotly.relayout(plot, changes);
 }

@@ -63,7 +63,13 @@ def rank(points: pd.DataFrame) -> pd.DataFrame:
 
 def frontier(ranked: pd.DataFrame) -> dict[str, Any]:
     """Content of frontier.json from a ranked table: axes with their directions, one frontier per run and mode."""
-    return {"schema": 1, "x": X_AXIS, "groups": [_group_entry(group) for _, group in _groups(ranked)]}
+    groups = [_group_entry(group) for _, group in _groups(ranked)]
+    return {"schema": 1, "x": X_AXIS, "discriminative": _all_known([g["discriminative"] for g in groups]), "groups": groups}
+
+
+def _all_known(answers: list[bool | None]) -> bool | None:
+    """Of all groups together: False where one is not, None where one is not known."""
+    return False if False in answers else None if None in answers or not answers else True
 
 
 def _groups(points: pd.DataFrame) -> Any:

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from harness.run import dashboard
+from harness.run.curves import curves
 from harness.run.dashboard_style import looks
+from harness.run.points import points
 from harness.types import UserError
 from tests.record_factory import ROW, STACKS, grid, make, perplexity, sweep
+from tests.stream_factory import stream
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
@@ -252,3 +255,111 @@ def test_the_heat_map_selector_and_the_table_sort_work(page: Path, tmp_path: Pat
     known = [float(v) for v in seen["up"] if v]
     assert known == sorted(known)
     assert seen["down"] == sorted(seen["up"], key=lambda v: float(v or "inf"), reverse=True)
+
+
+STREAMED = ("full", "int8", "h2o", "streaming", "tova", "window", "random")
+
+
+def write_streams(folder: Path, records: list[dict[str, Any]]) -> Path:
+    path = folder / "dashboard.html"
+    dashboard.write(records, path, None, curves(folder, records, points(records)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of a stream run with 22 points; its series files are gone once it is written."""
+    folder = tmp_path_factory.mktemp("streams")
+    return write_streams(folder, stream(folder, STREAMED, (0.1, 0.25, 0.5, 0.8)))
+
+
+def test_curves_look_like_their_stack_and_hover_has_everything(streams: Path) -> None:
+    figures = content(streams)["figures"]
+    known = {t["name"]: (t["marker"]["color"], t["marker"]["symbol"][0], t["line"]["dash"])
+             for t in figures["s0-frontier"]["data"] if t["name"] != "frontier"}  # fmt: skip
+    lines = {t["name"]: t for t in figures["s0-curves0"]["data"]}
+    assert len(lines) == 2 + 5 * 4
+    for line in lines.values():
+        assert known[line["legendgroup"]] == (line["marker"]["color"], line["marker"]["symbol"][0], line["line"]["dash"])
+    assert figures["s0-curves0"]["layout"]["yaxis"]["type"] == "log"
+    about = lines["tova 0.25"]["hovertemplate"]
+    for part in ("budget fraction 0.25", "keep.scorer=tova", "keep.sinks=4", "top-1 agreement 90.5 %", "attention error 0.1"):
+        assert part in about
+    assert lines["tova 0.25"]["text"][1].startswith("positions 64–127: perplexity <b>")
+    assert lines["tova 0.25"]["text"][1].endswith("n 192 tokens of 3 documents")
+
+
+def test_stream_axes_and_columns_say_which_moment_they_are(streams: Path, page: Path) -> None:
+    figures = content(streams)["figures"]
+    assert figures["s0-frontier"]["layout"]["xaxis"]["title"]["text"].startswith("time mean of the KV bytes")
+    assert "at the end of the stream" in figures["s0-bytes0"]["layout"]["xaxis"]["title"]["text"]
+    assert figures["s0-frontier"]["layout"]["xaxis"]["title"]["text"] == content(streams)["titles"]["s0-frontier"]["bytes"]
+    head = streams.read_text(encoding="utf-8").split("<thead>")[1].split("</thead>")[0]
+    assert [name in head for name in ("KL to full", "top-1 agreement", "attention error", "KV bytes (time mean)")] == [True] * 4
+    other = page.read_text(encoding="utf-8").split("<thead>")[1].split("</thead>")[0]
+    assert "KL to full" not in other and "time mean" not in other
+    assert "time mean" not in content(page)["figures"]["s0-frontier"]["layout"]["xaxis"]["title"]["text"]
+
+
+def test_a_full_cache_at_chance_is_said_once_for_the_whole_page(tmp_path: Path, streams: Path) -> None:
+    records = stream(tmp_path, ["full", "h2o"], [0.5]) + stream(tmp_path, ["full", "h2o"], [0.5], chance=2.0, task="short")
+    text = write_streams(tmp_path, records).read_text(encoding="utf-8")
+    assert text.count("<b>Not discriminative, 1 of 2 panels:</b>") == 1
+    assert "smollm2 on short" in text.split("Not discriminative, 1 of 2")[1].split("</p>")[0]
+    assert "Not discriminative, " not in streams.read_text(encoding="utf-8")
+
+
+def test_missing_series_are_named_on_the_page(tmp_path: Path) -> None:
+    records = stream(tmp_path, ["full", "h2o"], [0.5])
+    (tmp_path / records[0]["series_path"]).unlink()
+    text = write_streams(tmp_path, records).read_text(encoding="utf-8")
+    assert "1 series file is missing; left out of the curves" in text
+    for record in records[1:]:
+        (tmp_path / record["series_path"]).unlink()
+    assert "No curve to draw." in write_streams(tmp_path, records).read_text(encoding="utf-8")
+
+
+def test_two_hundred_and_fifty_curves_stay_under_eight_megabytes(tmp_path: Path) -> None:
+    stacks = ["full", *(f"stack-with-a-long-name-{i}" for i in range(50))]
+    path = write_streams(tmp_path, stream(tmp_path, stacks, (0.05, 0.1, 0.2, 0.4, 0.8), documents=1, tokens=4096))
+    assert len(content(path)["figures"]["s0-curves0"]["data"]) == 251
+    assert path.stat().st_size < 8_000_000
+
+
+@pytest.mark.browser
+def test_the_budget_selector_keeps_many_curves_readable(streams: Path, tmp_path: Path) -> None:
+    seen = ask(
+        streams,
+        """{ const plot = document.getElementById('s0-curves0'), select = document.querySelector('[data-lines=s0-curves0]');
+        const legend = () => [...plot.querySelectorAll('.legendtext')].map(t => t.textContent);
+        const pause = () => new Promise(done => setTimeout(done, 400));
+        const choose = async value => { select.value = value; select.dispatchEvent(new Event('change')); await pause();
+          return legend(); };
+        const press = async value => { document.querySelector(`[data-plot=s0-curves0] [value=${value}]`).click(); await pause();
+          return {y: plot.data[0].y[2], type: plot._fullLayout.yaxis.type, title: plot._fullLayout.yaxis.title.text,
+            ticks: plot.layout.yaxis.ticktext}; };
+        const out = {chosen: select.value, first: legend(), large: await choose('fraction 0.8'), all: await choose('all')};
+        await choose('fraction 0.25');
+        Plotly.Fx.hover(plot, [{curveNumber: plot.data.findIndex(t => t.name === 'h2o 0.25'), pointNumber: 2}]); await pause();
+        out.hover = plot.querySelector('.hoverlayer').textContent;
+        out.before = plot.data[0].y[2]; out.kl = await press('kl'); out.linear = await press('linear');
+        out.back = await press('perplexity'); return out; }""",
+        tmp_path,
+    )
+    assert seen["chosen"] == "fraction 0.25"
+    assert seen["first"] == ["h2o 0.25", "int8", "random 0.25", "streaming 0.25", "tova 0.25", "window 0.25", "full"]
+    assert seen["large"] == [name.replace("0.25", "0.8") for name in seen["first"]]
+    assert len(seen["all"]) == 22
+    for part in (
+        "positions 128–191",
+        "n 192 tokens",
+        "h2o 0.25",
+        "keep.scorer=h2o",
+        "budget fraction 0.25",
+        "KL to full 0.095",
+    ):
+        assert part in seen["hover"]
+    assert (seen["kl"]["type"], seen["linear"]["type"]) == ("log", "linear")
+    assert "KL" in seen["kl"]["title"] and "perplexity" in seen["back"]["title"]
+    assert all(float(tick.replace(",", "")) > 0 for tick in seen["kl"]["ticks"])
+    assert seen["kl"]["y"] != seen["before"] == seen["back"]["y"]

@@ -14,6 +14,7 @@ import pytest
 from harness.run.report import write_all
 from harness.types import UserError
 from tests.record_factory import make, sweep, write_shard
+from tests.stream_factory import stream
 
 ROOT = Path(__file__).parents[2]
 FEW = ("full", "int8", "h2o")
@@ -86,3 +87,17 @@ def test_a_writing_problem_leaves_the_records_and_no_half_file(tmp_path: Path) -
         write_all(tmp_path, None)
     assert shard.read_bytes() == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_curves_of_several_folders_meet_on_one_page_and_a_missing_series_is_one_line(tmp_path: Path) -> None:
+    gone = stream(tmp_path / "a", ["full", "h2o"], [0.5])
+    write_shard(tmp_path / "a", gone)
+    write_shard(tmp_path / "b", stream(tmp_path / "b", ["full", "h2o"], [0.25], run_id="smollm2-stream-0b0b0b0b"))
+    (tmp_path / "a" / gone[0]["series_path"]).unlink()
+    done = report(tmp_path / "a", tmp_path / "b", "--out", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if "series file" in line] == [
+        f"1 series file is missing; left out of the curves (first: {tmp_path / 'a' / gone[0]['series_path']})"
+    ]
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "s0-curves0" in page and "s0-curves1" in page
