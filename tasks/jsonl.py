@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.types import Corpus, Example, Score, Tokens, UserError, require
 from tasks import scoring
 from tasks.checks import listed, require_bools, share, stop_strings, whole
+from tasks.fit import SIDES, fitted
 from tasks.pieces import set_apart
 
-SIDES = ("refuse", "left", "middle")
 _NEEDED = ("context", "question", "answers")
 _OPTIONAL = ("answer_prefix", "id", "group", "distractors")
 
@@ -92,7 +92,8 @@ class JsonLines:
         Raises:
             UserError: a prompt too long for the model, where truncate is refuse or the context alone cannot give way.
         """
-        return [self._fitted(example, tokens) for example in self.read()]
+        name = Path(str(self.path)).name
+        return [fitted(e, tokens, chat=self.chat, truncate=self.truncate, source=name) for e in self.read()]
 
     def score(self, example: Example, answer: str) -> Score:
         """The headline that `metric` picks, all scores beside it, best over the references."""
@@ -120,41 +121,6 @@ class JsonLines:
             stop=tuple(self.stop),
             distractors=_texts(row, "distractors", where),
         )
-
-    def _fitted(self, example: Example, tokens: Tokens) -> Example:
-        """The example, or the same with a shorter context where it is too long and may be cut."""
-        over = self._over(example, tokens)
-        if over <= 0:
-            return example
-        name, limit = Path(str(self.path)).name, tokens.max_length
-        length = over + (limit or 0)
-        if self.truncate == "refuse":
-            raise UserError(
-                f"{name}, example {example.id}: prompt and answer take {length} tokens and the model has {limit} "
-                f"(task.truncate=left or middle cuts the context and marks the example)"
-            )
-        ids = tokens.encode(example.context)
-        kept = len(ids)
-        while over > 0 and kept > 0:
-            kept = max(0, kept - over)
-            context = tokens.decode(ids[len(ids) - kept :] if self.truncate == "left" else _ends(ids, kept))
-            example = replace(example, context=context.strip("\ufffd"), truncated=True)
-            over = self._over(example, tokens)
-        if not example.context.strip():
-            raise UserError(f"{name}, example {example.id}: question and answer alone do not leave room in {limit} tokens")
-        return example
-
-    def _over(self, example: Example, tokens: Tokens) -> int:
-        """Tokens of prompt and answer beyond the model's positions; 0 or less where it fits."""
-        if tokens.max_length is None:
-            return 0
-        prompt = tokens.prompt(example.context, example.question, example.answer_prefix, chat=self.chat)
-        return len(prompt.ids) + example.max_new_tokens - tokens.max_length
-
-
-def _ends(ids: Sequence[int], kept: int) -> list[int]:
-    head = kept // 2
-    return [*ids[:head], *ids[len(ids) - (kept - head) :]]
 
 
 def _row(line: str, where: str) -> dict[str, object]:
