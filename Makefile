@@ -40,7 +40,7 @@ check: .venv/ready ## formatting, lint and types
 	.venv/bin/mypy
 
 bench: .venv/ready ## ratios on this machine: fused sweep, statistics, keep-all overhead
-	for script in tests/bench/fused_sweep.py tests/bench/overhead.py; do $(PY) $$script || exit 1; done
+	for script in tests/bench/fused_sweep.py tests/bench/fused_stream.py tests/bench/overhead.py; do $(PY) $$script || exit 1; done
 
 ci-deps: ## system packages that some tests need (Debian: chromium)
 	apt-get update -qq
