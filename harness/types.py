@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 SCHEMA = 1
@@ -158,18 +157,6 @@ class KV:
     @property
     def n(self) -> int:
         return int(self.k_HND.shape[1])
-
-    def take(self, index_HM: Tensor) -> KV:
-        """Copy the rows index_HM (int64, per head); a copy, so the source's storage is not kept alive."""
-        wide = index_HM[:, :, None]
-        k = self.k_HND.gather(1, wide.expand(-1, -1, self.k_HND.shape[2]))
-        v = self.v_HND.gather(1, wide.expand(-1, -1, self.v_HND.shape[2]))
-        return KV(k, v, self.pos_HN.gather(1, index_HM))
-
-    def cat(self, other: KV) -> KV:
-        """These rows followed by the other's."""
-        pairs = ((self.k_HND, other.k_HND), (self.v_HND, other.v_HND), (self.pos_HN, other.pos_HN))
-        return KV(*(torch.cat(pair, 1) for pair in pairs))
 
 
 @dataclass(frozen=True)
