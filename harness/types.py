@@ -99,6 +99,10 @@ class Score:
     value: float
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name, value in {"value": self.value, **self.metrics}.items():
+            require(isinstance(value, (int, float)), f"score {name}", value, "a number")
+
 
 class Corpus(Protocol):
     """Running text with a name, a licence and a digest; `tasks.corpus` holds the sources."""

@@ -54,6 +54,7 @@ class Side:
             return replace(self, tail_HND=rows)
         whole = ready == rows.shape[1]
         new = self.codec.encode(rows if whole else rows[:, :ready].contiguous())
+        _check_encoded(new, self.codec, rows.shape[0], ready)
         chunks = (*self.chunks[:1], self.chunks[1].cat(new)) if len(self.chunks) > 1 else (*self.chunks, new)
         view = self.view_HND
         if view is not None:
@@ -78,7 +79,8 @@ class Side:
             out_HND[:, :at] = self.view_HND
         else:
             for chunk in self.chunks:
-                self.codec.decode(chunk, out_HND[:, at : at + chunk.n])
+                if self.codec.decode(chunk, out_HND[:, at : at + chunk.n]) is not None:  # type: ignore[func-returns-value]
+                    raise TypeError(f"codec {self.codec.name}: decode must write into out_HND and return nothing")
                 at += chunk.n
         if self.tail_HND.shape[1]:
             out_HND[:, at:] = self.tail_HND
@@ -117,6 +119,17 @@ class Side:
         yield "tail" if self.codec.lossy else "payload", self.tail_HND
         if self.view_HND is not None:
             yield "scratch", self.view_HND
+
+
+def _check_encoded(new: Encoded, codec: Codec, heads: int, n: int) -> None:
+    """A tensor without its own axis of heads and tokens would be cut or joined wrongly later, without a word."""
+    wanted = sorted({n, n // codec.block})
+    for name, tensor in {**new.payload, **new.metadata}.items():
+        if tensor.shape[0] != heads or tensor.shape[1] not in wanted or new.n != n:
+            raise UserError(
+                f"codec {codec.name} encoded {n} rows of {heads} heads (Encoded.n={new.n}) with {name!r} of shape "
+                f"{tuple(tensor.shape)}: its first axes must be heads and tokens or blocks of tokens, {heads} and one of {wanted}"
+            )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.stages.stack import Stack
-from harness.types import UserError
+from harness.types import UserError, require
 
 FULL = "full"
 
@@ -56,7 +56,10 @@ def cells(cfg: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     listed = any(key_of(o) == "stacks" for o in overrides)
     if chosen and listed:
         raise UserError(f"compress={chosen} together with stacks= is not possible: name every stack in stacks=[...]")
-    names = [chosen] if chosen else list(cfg.stacks or [FULL])
+    stacks: Any = [FULL] if cfg.stacks is None else cfg.stacks
+    stacks = OmegaConf.to_container(stacks) if OmegaConf.is_config(stacks) else stacks
+    require(isinstance(stacks, list) and bool(stacks), "stacks", stacks, "a list of names, stacks=[a,b]")
+    names = [chosen] if chosen else list(stacks)
     changes = [o for o in overrides if is_stack_override(o) and key_of(o) != "compress"]
     found = _stack_cells(FULL, [])
     for name in names:
@@ -79,7 +82,7 @@ def _compose(name: str, changes: Sequence[str]) -> DictConfig:
         OmegaConf.resolve(compress)
         return compress
     except HydraException as error:
-        raise UserError(f"stack {name!r}: {_first_line(error)}") from None
+        raise UserError(f"stack {name!r}: {' '.join(str(error).split('Config search path')[0].split())}") from None
     except OmegaConfBaseException as error:
         raise UserError(f"stack {name!r}: {_first_line(error)}") from None
 
@@ -93,7 +96,10 @@ def _stack_cells(name: str, changes: Sequence[str]) -> list[Cell]:
 
 def _points(base: DictConfig, changes: Sequence[str]) -> list[dict[str, Any]]:
     """The stack's points; a key given on the command line takes the place of its list of values."""
-    points: list[dict[str, Any]] = OmegaConf.to_container(base.get("points") or OmegaConf.create([{}]))  # type: ignore[assignment]
+    points: list[dict[str, Any]] = OmegaConf.to_container(base.get("points", OmegaConf.create([{}])))  # type: ignore[assignment]
+    require(
+        isinstance(points, list) and bool(points), "compress.points", points, "a list of points, [{}] where there is no knob"
+    )
     if any(key_of(o) == "compress.points" for o in changes):
         return points
     for key in (key_of(o).removeprefix("compress.") for o in changes):

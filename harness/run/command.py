@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from harness.lm.waves import parse_bytes
 from harness.run import identity
 from harness.run.cells import Cell, build, cells, is_stack_override, key_of
 from harness.run.lm_eval_runner import LmEvalRunner
+from harness.run.pareto import rank
+from harness.run.points import points
 from harness.run.recorder import Setup
 from harness.run.report import write_all
 from harness.run.runner import Runner
@@ -39,7 +42,9 @@ def check_arguments(arguments: Sequence[str]) -> None:
         if key_of(argument) == "compress" and value.startswith("["):
             raise UserError(f"{argument} is not possible: compress takes one stack; several are stacks={value}")
         if not chosen and is_stack_override(argument) and "=" in argument:
-            raise UserError(f"{argument} changes a stack, but none is chosen: add compress=NAME")
+            raise UserError(
+                f"{argument} changes one stack: choose it with compress=NAME (parts of stacks=[...] are changed in their YAML)"
+            )
         plain = "=" in argument and not argument.startswith("-") and not any(c in value for c in "[{('\"")
         if plain and "," in value and not sweeps:
             several = f"stacks=[{value}]" if key == "compress" else f"-m {argument}"
@@ -53,6 +58,8 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     limit = config["limit"]
     require(limit is None or (isinstance(limit, int) and limit > 0), "limit", limit, "a positive number of examples or null")
+    seed = config["seed"]
+    require(isinstance(seed, int) and not isinstance(seed, bool), "seed", seed, "a whole number")
     memory = parse_bytes("memory_limit", config["memory_limit"])
     spec: ModelSpec = build(config["model"], "model")
     task: Task = build(config["task"], "task")
@@ -81,14 +88,27 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         progress=config["progress"],
     )
     failures = RUNNERS[getattr(task, "runner", "question")](lm, engine, task, store, setup).run(examples, found)
-    show(write_all(store.folder, manifest))
+    write_all(store.folder, manifest)
+    _show(store)
     return store.folder, len(failures)
+
+
+def _show(store: Store) -> None:
+    """The table of what was asked for; the folder's page holds all of its records."""
+    records = store.records()
+    asked = [record for record in records if record["key"] in store.asked]
+    show(rank(points(asked)))
+    if len(asked) < len(records):
+        print(f"{len(records) - len(asked)} more records of this run are in its points.csv and dashboard.html")
 
 
 def _examples(task: Task, tokens: Tokens, corpus: Any, config: dict[str, Any], limit: int | None) -> list[Example]:
     examples = list(task.examples(tokens, corpus, config["seed"]))
     if not examples:
         raise UserError(f"task={task.name} has no examples")
+    doubled = [name for name, times in Counter(e.id for e in examples).items() if times > 1]
+    if doubled:
+        raise UserError(f"task={task.name} gives several examples the id {doubled[0]!r}: every example needs its own")
     return examples[:limit]
 
 

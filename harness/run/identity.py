@@ -17,6 +17,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
 KEY_SOURCES = ("types.py", "stages", "kv", "lm")  # what can change a number; reports and plots cannot
+OURS = ("harness.", "tasks.")
 LIBRARIES = ("torch", "transformers", "lm-eval")
 
 
@@ -59,6 +60,15 @@ def targets(config: Any) -> Iterator[str]:
             yield from targets(value)
 
 
+def _outside(target: str) -> set[str]:
+    """Modules outside the project that a `_target_` and its base classes live in."""
+    module, _, name = target.rpartition(".")
+    if module.startswith(OURS):
+        return set()
+    bases = getattr(getattr(importlib.import_module(module), name, None), "__mro__", ())
+    return {module} | {base.__module__ for base in bases if not base.__module__.startswith((*OURS, "builtins", "typing"))}
+
+
 @lru_cache
 def _hash_files(paths: tuple[Path, ...]) -> str:
     total = hashlib.sha256()
@@ -71,11 +81,9 @@ def code_hash(config: Mapping[str, Any]) -> str:
     """SHA-256 of the sources a record depends on: our engine room, the tasks, out-of-tree `_target_` files."""
     files = [p for name in KEY_SOURCES for p in sorted((PACKAGE / name).rglob("*.py")) or [PACKAGE / name]]
     files += sorted((PACKAGE.parent / "tasks").rglob("*.py"))  # a task's helpers decide its prompts as much as its own file
-    modules = {target.rsplit(".", 1)[0] for target in targets(config)}
-    for name in sorted(m for m in modules if not m.startswith(("harness.", "tasks."))):
-        module = importlib.import_module(name)
-        if module.__file__:
-            files.append(Path(module.__file__))
+    for name in sorted({m for target in targets(config) for m in _outside(target)}):
+        file = importlib.import_module(name).__file__
+        files += [Path(file)] if file else []
     return _hash_files(tuple(files))
 
 

@@ -57,7 +57,7 @@ class LmEvalRunner:
             require(has, "task.metric", self.task.metric, f"{name} gives {', '.join(task.aggregation())}")
         configs = {name: digest(task.dump_config()) for name, task in self.task.loaded.tasks.items()}
         everything = [work for example in examples for work in self._works(example, cells, configs)]
-        todo = [one for one in everything if one.key not in self.store.done]
+        todo = self.store.missing(everything)
         with Recorder(self.task, self.store, self.setup, len(todo)) as recorder:
             recorder.write([self._unread(recorder, one) for one in todo if not one.requests])
             asked = [Asked(requests=w.requests, stack=w.cell.stack, seed=_seed(w), tag=w) for w in todo if w.requests]

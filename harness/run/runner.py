@@ -5,12 +5,14 @@ What is already in the store is not done again.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.lm.engine import Engine
 from harness.lm.load import LM
 from harness.lm.serve import Job, Served, Server
+from harness.lm.waves import one_line
 from harness.run.cells import Cell
 from harness.run.recorder import Recorder, Setup, Work, key
 from harness.run.store import Store
@@ -38,7 +40,7 @@ class Runner:
     def _missing(self, example: Example, cells: Sequence[Cell]) -> list[Work]:
         prompt = self.lm.tokens.prompt(example.context, example.question, example.answer_prefix, chat=self.task.chat)
         work = [Work(example, prompt, cell, key(self.setup, self.task, example, prompt, cell)) for cell in cells]
-        return [one for one in work if one.key not in self.store.done]
+        return self.store.missing(work)
 
     def _job(self, work: Work) -> Job:
         example = work.example
@@ -70,13 +72,18 @@ class Runner:
         work: Work = served.job.tag
         if served.status != "ok":
             return recorder.unserved(work, served)
-        fields = self._answered(work.example, served) if served.answer else self._chosen(work.example, served)
+        try:
+            fields = self._answered(work.example, served) if served.answer else self._chosen(work.example, served)
+        except Exception as error:  # a task's own mistake is one record's failure
+            return recorder.failed(work, one_line(error), traceback.format_exc())
         return recorder.record(work, **recorder.measured(served), **fields)
 
     def _answered(self, example: Example, served: Served) -> dict[str, Any]:
         assert served.answer is not None
         text = self._cut(served.answer.ids, example.stop)[0]
         score = self.task.score(example, text)
+        if not isinstance(score, Score):
+            raise TypeError(f"task {self.task.name}: score() must return a Score, not {score!r}")
         return {"output": text, "stop_reason": served.answer.stop_reason, "score": score.value, "metrics": dict(score.metrics)}
 
     def _chosen(self, example: Example, served: Served) -> dict[str, Any]:

@@ -13,11 +13,20 @@ import socket
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from harness.run.points import load_records
 from harness.types import Record, UserError
 
+
+class Keyed(Protocol):
+    """A record to make."""
+
+    @property
+    def key(self) -> str: ...
+
+
+Work = TypeVar("Work", bound=Keyed)
 DONE = ("ok", "refused", "not_exercised")
 
 
@@ -31,11 +40,17 @@ class Store:
         except OSError as error:
             raise UserError(f"results_dir: {folder} cannot be written: {error.strerror}") from None
         self.shard = folder / f"records-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}.jsonl"
+        self.asked: set[str] = set()
         self.done = {r["key"] for r in self.records() if r["status"] in DONE}
 
     def records(self) -> list[dict[str, Any]]:
         """Everything written so far, by all writers."""
         return load_records(self.folder).records if any(self.folder.glob("records-*.jsonl")) else []
+
+    def missing(self, work: Sequence[Work]) -> list[Work]:
+        """Of the records asked for, those still to be made; what was asked for is remembered for the report."""
+        self.asked |= {one.key for one in work}
+        return [one for one in work if one.key not in self.done]
 
     def append(self, records: Iterable[Record]) -> None:
         """Write records in one append, flushed to disk: a kill loses none that were appended."""

@@ -64,7 +64,7 @@ class StreamRunner:
     def _missing(self, example: Example, cells: Sequence[Cell]) -> list[Work]:
         prompt = self.lm.tokens.prompt(example.context, "", "", chat=False)
         work = [Work(example, prompt, cell, key(self.setup, self.task, example, prompt, cell)) for cell in cells]
-        return [one for one in work if one.key not in self.store.done]
+        return self.store.missing(work)
 
     def _waves(self, todo: Sequence[Work], recorder: Recorder) -> Iterator[list[Work]]:
         """As many rows as fit the memory limit, a reference row for every document among them counted too."""

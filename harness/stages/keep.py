@@ -63,10 +63,17 @@ class Keep:
                 chosen[i] = index
         return chosen
 
+    def _scores(self, view: LayerView) -> Tensor:
+        scores_HN = self.scorer.score(view)
+        if scores_HN.shape != view.pos_HN.shape:
+            wanted, given = tuple(view.pos_HN.shape), tuple(scores_HN.shape)
+            raise UserError(f"keep.scorer={type(self.scorer).__name__} gave scores of shape {given}, not [H, N] = {wanted}")
+        return scores_HN
+
     def _select(self, views: Sequence[LayerView], n: int, tokens: int) -> list[list[Tensor]]:
         sinks, recent = self.protected(tokens)
         stop = n - recent
-        scores_KHM = torch.stack([self.scorer.score(view)[:, sinks:stop].float() for view in views])
+        scores_KHM = torch.stack([self._scores(view)[:, sinks:stop].float() for view in views])
         finite_K = torch.isfinite(scores_KHM).flatten(1).all(1)
         if not bool(finite_K.all()):
             layer = views[int(finite_K.int().argmin())].layer

@@ -95,7 +95,11 @@ class Stack:
         if self.keep is None:
             return None
         tokens = self.keep.budget.tokens(context, nbytes)
-        _, recent = self.keep.protected(tokens)
+        try:
+            _, recent = self.keep.protected(tokens)
+        except UserError as error:
+            asked = self.keep.budget
+            raise UserError(f"a budget of {asked.value:g} {asked.unit} is {tokens} rows here: {error}") from None
         residual = max(self.keys.residual, self.values.residual)
         if self.evicts_steps and residual > recent:
             raise UserError(

@@ -1,6 +1,6 @@
 """Sixteen stacks over one stream: each alone against all in lockstep. Prints tokens per second of both and their ratio.
 
-    python tests/bench/fused_stream.py [tokens] [chunk]
+python tests/bench/fused_stream.py [tokens] [chunk]
 """
 
 from __future__ import annotations
