@@ -128,7 +128,7 @@ def _check_encoded(new: Encoded, codec: Codec, heads: int, n: int) -> None:
         if tensor.shape[0] != heads or tensor.shape[1] not in wanted or new.n != n:
             raise UserError(
                 f"codec {codec.name} encoded {n} rows of {heads} heads (Encoded.n={new.n}) with {name!r} of shape "
-                f"{tuple(tensor.shape)}: its first axes must be heads and tokens or blocks of tokens, {heads} and one of {wanted}"
+                f"{tuple(tensor.shape)}: its first two axes must be heads ({heads}) and tokens or blocks ({wanted})"
             )
 
 
