@@ -125,6 +125,7 @@ class Server:
 
     def _size(self, job: Job, context: int, base: int) -> int:
         size = self.forecast.row(job.stack, context, job.growth)
+        size += 4 * self.forecast.vocabulary * sum(len(job.held) + len(target) for target in job.targets)  # every logit
         if base + size > self.limit:
             raise MemoryError(f"memory_limit={self.limit} is too small: this example alone needs {base + size} bytes")
         return size

@@ -81,6 +81,7 @@ def _fidelity(row: pd.Series[Any]) -> list[str]:
         ("KL to full", small(row["kl_to_full"])),
         ("top-1 agreement", share_text(row["top1_agreement"])),
         ("attention error", small(row["attention_error"])),
+        ("answers changed", share_text(row["answer_flips"])),
         ("nats a byte", score_text(row["nll_per_byte"])),
     ]
     known = [f"{name} {text}" for name, text in named if text != "–"]

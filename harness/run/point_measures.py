@@ -21,6 +21,13 @@ def number(value: object) -> float:
     return math.nan if value is None else float(value)  # type: ignore[arg-type]
 
 
+def answer_flips(scored: Mapping[Any, Record], base: Mapping[Any, Record]) -> float:
+    """Share of examples whose answer is not the full cache's, right or wrong; NaN where answers or the base are missing."""
+    pairs = [(record["output"], base[example]["output"]) for example, record in scored.items() if example in base]
+    known = [one != other for one, other in pairs if one is not None and other is not None]
+    return sum(known) / len(known) if known else math.nan
+
+
 def fidelity(records: Sequence[Record]) -> dict[str, float]:
     """Means of the metrics FIDELITY, weighted as the scores are (streams: by tokens); NaN where no record has one."""
     return {name: _weighted(records, name) for name in FIDELITY}

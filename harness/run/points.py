@@ -41,7 +41,7 @@ COLUMNS: dict[str, str] = {
     "peak_exceeds_full": _BOOL,
     **{f"{sort}_{kind}": _FLOAT for sort in ("allocated", "logical") for kind in BYTE_KINDS},
     **dict.fromkeys(("tokens_seen", "tokens_kept", "effective_bits", "chunk"), _FLOAT),
-    **dict.fromkeys(FIDELITY, _FLOAT),
+    **dict.fromkeys((*FIDELITY, "answer_flips"), _FLOAT),
     **dict.fromkeys(("stack_config", "error"), _STRING),
 }
 CELL_COLUMNS: dict[str, str] = {"length": _FLOAT, "depth": _FLOAT} | COLUMNS

@@ -213,3 +213,12 @@ def test_missing_folder_and_missing_shards_are_refused(tmp_path) -> None:
         load_records(tmp_path / "nowhere")
     with pytest.raises(UserError, match="holds no records"):
         load_records(tmp_path)
+
+
+def test_answer_flips_count_answers_that_are_not_the_full_caches_right_or_wrong() -> None:
+    full = [make(example_id=str(i), output=f"answer {i}") for i in range(4)]
+    small = [make(example_id=str(i), stack="int4", output=f"answer {i}" if i else "other", score=1.0) for i in range(4)]
+    assert row([*full, *small], "int4")["answer_flips"] == 0.25
+    assert row([*full, *small], "full")["answer_flips"] == 0.0
+    silent = [record | {"output": None} for record in small]
+    assert math.isnan(row([*full, *silent], "int4")["answer_flips"])
