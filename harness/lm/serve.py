@@ -9,7 +9,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import groupby
+from operator import or_
 from typing import Any, TypeVar
 
 from harness.kv.cache import Row
@@ -111,7 +113,7 @@ class Server:
             if waiting and (base + size + sum(w.forecast for w in waiting) > self.limit or len(waiting) >= MOST_ROWS):
                 self._flush(waiting, done)
             if prefix is None:
-                read = _attempt(job, lambda: self.engine.prefill(ids, _needs(jobs)))
+                read = _attempt(job, lambda: self.engine.prefill(ids, needs_of(one.stack for one in jobs)))
                 if isinstance(read, Served):
                     done([replace(read, job=one) for one in jobs[jobs.index(job) :]])
                     return
@@ -168,11 +170,9 @@ def _row(served: Served) -> Row:
     return served.row
 
 
-def _needs(jobs: Sequence[Job]) -> Needs:
-    needs = Needs()
-    for job in jobs:
-        needs = needs | job.stack.needs
-    return needs
+def needs_of(stacks: Iterable[Stack]) -> Needs:
+    """What one prefill must record for all of these stacks."""
+    return reduce(or_, (stack.needs for stack in stacks), Needs())
 
 
 def _failed(served: Served, line: str, trace: str) -> Served:

@@ -17,12 +17,12 @@ import pandas as pd
 from harness.kv.cache import Row
 from harness.lm.engine import Engine
 from harness.lm.load import LM
+from harness.lm.serve import needs_of
 from harness.lm.stream import Read, Reading, read, start_row
 from harness.lm.waves import MOST_ROWS, Forecast, one_line, run_halving
 from harness.run.cells import Cell
 from harness.run.recorder import NOTHING, Recorder, Setup, Work, breakdown, key
 from harness.run.store import Store
-from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from harness.types import Example, Record, UserError
 from tasks.stream import Stream
@@ -112,9 +112,7 @@ class StreamRunner:
         ids, at = work[0].prompt.ids, len(readings)
         prefix = None
         if self.task.context:
-            needs = Needs()
-            for one in work:
-                needs = needs | one.cell.stack.needs
+            needs = needs_of(one.cell.stack for one in work)
             prefix = self.engine.prefill(ids[: self.task.context], needs)
 
         def row(stack: Stack, seed: int) -> Row:
