@@ -16,9 +16,8 @@ import torch
 from harness.kv.cache import Row
 from harness.lm.engine import Engine, Prefix, Scored
 from harness.lm.lm_eval_requests import Window
-from harness.lm.serve import Job, Served
+from harness.lm.serve import Job, Served, needs_of
 from harness.lm.waves import MOST_ROWS, Forecast, run_halving
-from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from harness.types import UserError
 
@@ -87,10 +86,7 @@ class WindowReader:
 
     def _compressed(self, ids: Sequence[int], results: Sequence[WindowServed]) -> tuple[Prefix, list[tuple[WindowServed, Row]]]:
         """The exact first part and a row of it for every stack that takes it; the others are refused."""
-        needs = Needs()
-        for one in results:
-            needs = needs | one.served.job.stack.needs
-        prefix = self.engine.prefill(ids, needs)
+        prefix = self.engine.prefill(ids, needs_of(one.served.job.stack for one in results))
         ready: list[tuple[WindowServed, Row]] = []
         for one in results:
             try:
