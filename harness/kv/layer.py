@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.stages.protocols import Codec, Encoded, RowIndex
+from harness.stages.encoded import Encoded, RowIndex
+from harness.stages.protocols import Codec
 from harness.types import KV, UserError
 
 

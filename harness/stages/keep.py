@@ -85,7 +85,10 @@ class Keep:
             middle = order[..., :count].sort(-1).values + sinks
             return torch.cat((first.expand(*middle.shape[:-1], -1), middle, last.expand(*middle.shape[:-1], -1)), -1)
 
-        counts = [self.heads.split(tokens - sinks - recent, scores_HM) for scores_HM in scores_KHM]
+        counts = [
+            self.heads.split(tokens - sinks - recent, scores_HM, view.layer)
+            for view, scores_HM in zip(views, scores_KHM, strict=True)
+        ]
         if len({count for layer in counts for count in layer}) == 1:
             return [[index_HM] for index_HM in kept(order_KHM, counts[0][0])]
         return [

@@ -5,13 +5,15 @@ A newcomer extends the project here: one class that satisfies a protocol, one YA
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
+
+from harness.stages.encoded import Encoded, Heads
 
 
 @dataclass(frozen=True)
@@ -21,13 +23,19 @@ class Needs:
     column_sums: for every stored row, the sum over all queries so far of the attention it received (mean over the query
         heads of a group), [H, N] fp32. Exact, accumulated in query blocks: costs about a third of a prefill.
     queries: how many of the latest queries (rotated, as used in attention) to keep, [Q, W, D].
+    query_moments: mean [Q, D] and covariance [Q, D, D] of all queries of the forward before their rotation, fp32.
     """
 
     column_sums: bool = False
     queries: int = 0
+    query_moments: bool = False
 
     def __or__(self, other: Needs) -> Needs:
-        return Needs(self.column_sums or other.column_sums, max(self.queries, other.queries))
+        return Needs(
+            self.column_sums or other.column_sums,
+            max(self.queries, other.queries),
+            self.query_moments or other.query_moments,
+        )
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,25 @@ class Stats:
     column_sums_HN: Tensor | None = None
     queries_QWD: Tensor | None = None
     scaling: float = 1.0  # what attention multiplied q.k by
+    query_mean_QD: Tensor | None = None
+    query_cov_QDD: Tensor | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Everything recorded."""
+        fields = (self.column_sums_HN, self.queries_QWD, self.query_mean_QD, self.query_cov_QDD)
+        return [t for t in fields if t is not None]
+
+
+class Rope(Protocol):
+    """The model's own rotary embedding in one layer. x [..., N, D], pos_N integer positions; both keep x's dtype."""
+
+    def rotate(self, x: Tensor, pos_N: Tensor) -> Tensor:
+        """Turn row n to position pos_N[n]."""
+        ...
+
+    def unrotate(self, x: Tensor, pos_N: Tensor) -> Tensor:
+        """Undo rotate."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -50,6 +77,7 @@ class LayerView:
     read_keys: Callable[[], Tensor]
     read_values: Callable[[], Tensor]
     seed: int = 0  # of the example, for scorers that draw lots
+    rope: Rope | None = None  # None where the model has no rotary positions
 
     @property
     def n(self) -> int:
@@ -117,74 +145,17 @@ class LayerBudget(Protocol):
 class HeadBudget(Protocol):
     """How one layer's rows are divided over its KV heads."""
 
-    def split(self, tokens: int, scores_HM: Tensor) -> list[int]:
+    def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
         """Unprotected rows for each head, given the scores of the unprotected rows; the sum must not exceed H * tokens."""
         ...
 
 
-class RowIndex:
-    """Chosen rows of every head, sorted, as a flat index: whole rows are copied, which a gather over channels does not do.
-
-    index_HM counts over an older tensor of rows and, after it, a newer one.
-    """
-
-    def __init__(self, index_HM: Tensor) -> None:
-        self.index_HM = index_HM
-        self._flat: dict[int, Tensor] = {}
-        self._whole: dict[tuple[int, int], bool] = {}
-
-    def of(self, old: Tensor, new: Tensor | None = None) -> Tensor:
-        """Copy of the rows of old [H, N, ...] and new [H, L, ...] as [H, M, ...]; mostly all of the new ones stay."""
-        if new is not None and not self._keeps_all(old.shape[1], new.shape[1]):
-            old, new = torch.cat((old, new), 1), None
-        out = old.flatten(0, 1).index_select(0, self._flat_index(old.shape[1])).view(*self.index_HM.shape, *old.shape[2:])
-        if new is not None:
-            out[:, -new.shape[1] :] = new
-        return out
-
-    def _flat_index(self, n: int) -> Tensor:
-        if n not in self._flat:
-            heads = torch.arange(self.index_HM.shape[0], device=self.index_HM.device)[:, None]
-            self._flat[n] = (self.index_HM.clamp(max=n - 1) + heads * n).flatten()
-        return self._flat[n]
-
-    def _keeps_all(self, n: int, length: int) -> bool:
-        """Whether every head keeps all `length` rows that follow the first n: then they need no index."""
-        if (n, length) not in self._whole:
-            first = self.index_HM[:, -length] if length <= self.index_HM.shape[1] else self.index_HM.new_full((1,), -1)
-            self._whole[n, length] = bool((first == n).all())
-        return self._whole[n, length]
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Rows in stored form: every tensor has KV heads first and tokens (or blocks of tokens) second."""
-
-    payload: Mapping[str, Tensor]
-    metadata: Mapping[str, Tensor] = field(default_factory=dict)
-    n: int = 0  # rows
-
-    def cat(self, other: Encoded) -> Encoded:
-        return Encoded(
-            {k: torch.cat((t, other.payload[k]), 1) for k, t in self.payload.items()},
-            {k: torch.cat((t, other.metadata[k]), 1) for k, t in self.metadata.items()},
-            self.n + other.n,
-        )
-
-    def take(self, rows: RowIndex, newer: Encoded | None = None) -> Encoded:
-        """Copy rows of this and of a newer chunk (codecs with block == 1 only)."""
-        return Encoded(
-            {k: rows.of(t, newer.payload[k] if newer else None) for k, t in self.payload.items()},
-            {k: rows.of(t, newer.metadata[k] if newer else None) for k, t in self.metadata.items()},
-            int(rows.index_HM.shape[1]),
-        )
-
-    def tensors(self) -> list[Tensor]:
-        return [*self.payload.values(), *self.metadata.values()]
-
-
 class Codec(Protocol):
-    """How rows are stored. Blocks of rows are encoded once, oldest first, and never again."""
+    """How rows are stored. Blocks of rows are encoded once, oldest first, and never again.
+
+    Inherit from it, give it a `name`, and write `encode`, `decode` and `nbytes`; the other members have defaults. The H heads
+    of a tensor may be those of many layers at once: treat each head by itself.
+    """
 
     @property
     def name(self) -> str: ...
@@ -192,26 +163,40 @@ class Codec(Protocol):
     @property
     def block(self) -> int:
         """Rows that share metadata along the token axis; 1 when rows are independent and can be evicted one by one."""
-        ...
+        return 1
+
+    @property
+    def flush(self) -> int:
+        """Rows that leave the exact tail together, a multiple of block."""
+        return self.block
 
     @property
     def residual(self) -> int:
-        """Newest rows that stay exact (and up to block - 1 more, until a block is full)."""
-        ...
+        """Newest rows that stay exact (and up to flush - 1 more, until there are enough to leave together)."""
+        return 0
 
     @property
-    def lossy(self) -> bool: ...
+    def lossy(self) -> bool:
+        """False only where decoding gives back what was encoded, bit for bit."""
+        return True
 
     def info(self) -> dict[str, object]:
-        """What a record says of the codec: bits, axis, group, scale source."""
-        ...
+        """What a record says of the codec: bits, axis, group, scale source (unit, dynamic, frozen, calibrated)."""
+        return {"codec": self.name}
 
     def check(self, head_dim: int) -> None:
         """Raise UserError when rows of this width cannot be encoded."""
-        ...
+
+    def for_role(self, role: str) -> Codec:
+        """The codec for "keys" or for "values"."""
+        return self
+
+    def fit(self, x_HND: Tensor, heads: Heads) -> Codec:
+        """The codec for exactly these heads, asked once, with the first rows they encode: where constants are fixed."""
+        return self
 
     def encode(self, x_HND: Tensor) -> Encoded:
-        """Encode n rows, n a multiple of block; metadata is in x's dtype."""
+        """Encode n rows, n a multiple of flush; metadata is in x's dtype."""
         ...
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
@@ -219,5 +204,5 @@ class Codec(Protocol):
         ...
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
-        """(payload, metadata) bytes of n encoded rows, n a multiple of block: the closed formula, padding included."""
+        """(payload, metadata) bytes of n encoded rows, n a multiple of flush: the closed formula, padding included."""
         ...

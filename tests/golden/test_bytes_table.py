@@ -174,7 +174,7 @@ def test_bytes_rise_with_the_budget_in_every_stack() -> None:
 
 def test_case_24_logical_and_allocated_agree_after_eviction_with_ragged_heads() -> None:
     class Heads:
-        def split(self, tokens: int, scores_HM: torch.Tensor) -> list[int]:
+        def split(self, tokens: int, scores_HM: torch.Tensor, layer: int) -> list[int]:
             return [tokens + 10, tokens - 10]
 
     row = compressed(Stack(keep=conf_tree.keep("knorm", 64, heads=Heads())))

@@ -44,7 +44,7 @@ class Odd:
 
     by: int = 5
 
-    def split(self, tokens: int, scores_HM: Tensor) -> list[int]:
+    def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
         h, by = scores_HM.shape[0], min(self.by, tokens)
         return [tokens + (by if i % 2 else -by) if i // 2 < h // 2 else tokens for i in range(h)]
 

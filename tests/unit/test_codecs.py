@@ -12,7 +12,8 @@ from harness.kv.layer import Side
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
-from harness.stages.protocols import Codec, Encoded
+from harness.stages.encoded import Encoded
+from harness.stages.protocols import Codec
 from harness.types import UserError
 from tests import conf_tree
 from tests.oracles import codec as oracle

@@ -190,7 +190,7 @@ def test_layers_and_heads_get_their_own_numbers() -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class First:
-        def split(self, tokens: int, scores_HM: Tensor) -> list[int]:
+        def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
             return [tokens + 2, tokens - 2]
 
     q, k = tensors(4, 2, 40)

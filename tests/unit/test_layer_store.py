@@ -11,7 +11,8 @@ from harness.kv.memory import measure
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
-from harness.stages.protocols import Codec, RowIndex
+from harness.stages.encoded import RowIndex
+from harness.stages.protocols import Codec
 from harness.types import KV, UserError
 from tests import conf_tree
 

@@ -24,7 +24,7 @@ from tests import conf_tree
 class OtherHeads:
     """Any split over heads that is not the uniform one."""
 
-    def split(self, tokens: int, scores_HM: Any) -> list[int]:
+    def split(self, tokens: int, scores_HM: Any, layer: int) -> list[int]:
         return [tokens] * len(scores_HM)
 
 

@@ -14,8 +14,9 @@ from harness.kv.layer import Side
 from harness.run.identity import code_hash
 from harness.stages.budget.amount import Amount
 from harness.stages.codec.int8 import Int8
+from harness.stages.encoded import Encoded
 from harness.stages.keep import Keep
-from harness.stages.protocols import Encoded, LayerView, Scorer, Stats
+from harness.stages.protocols import LayerView, Scorer, Stats
 from harness.types import Score, UserError
 
 

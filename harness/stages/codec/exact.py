@@ -6,35 +6,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.stages.protocols import Encoded
+from harness.stages.encoded import Encoded
+from harness.stages.protocols import Codec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact:
+class Exact(Codec):
     """No quantization. Bytes: n * d * itemsize per KV head."""
 
     name: str = "exact"
 
     @property
-    def block(self) -> int:
-        return 1
-
-    @property
-    def residual(self) -> int:
-        return 0
-
-    @property
     def lossy(self) -> bool:
         return False
-
-    def for_role(self, role: str) -> Exact:
-        return self
-
-    def info(self) -> dict[str, object]:
-        return {"codec": self.name}
-
-    def check(self, head_dim: int) -> None:
-        """Any width is fine."""
 
     def encode(self, x_HND: Tensor) -> Encoded:
         return Encoded({"rows": x_HND}, {}, int(x_HND.shape[1]))

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.stages.protocols import Encoded
+from harness.stages.encoded import Encoded
+from harness.stages.protocols import Codec
 from harness.stages.rounding import keep_finite, round_up
 
 LIMIT = 127
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8:
+class Int8(Codec):
     """q = clamp(round(x / s), -127, 127), s = max|x| / 127 of the row, stored rounded up in the cache dtype.
 
     Rows are independent: any of them can be evicted later, and codes do not depend on how calls were chunked.
@@ -23,26 +24,8 @@ class Int8:
 
     name: str = "int8"
 
-    @property
-    def block(self) -> int:
-        return 1
-
-    @property
-    def residual(self) -> int:
-        return 0
-
-    @property
-    def lossy(self) -> bool:
-        return True
-
-    def for_role(self, role: str) -> Int8:
-        return self
-
     def info(self) -> dict[str, object]:
         return {"codec": self.name, "bits": 8, "axis": "token", "scale": "dynamic", "clipped": 0.0}
-
-    def check(self, head_dim: int) -> None:
-        """Any width is fine."""
 
     def encode(self, x_HND: Tensor) -> Encoded:
         x = x_HND.float()

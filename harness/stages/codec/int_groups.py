@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from harness.stages.codec.packing import pack, packed_width, unpack_into
-from harness.stages.protocols import Encoded
+from harness.stages.encoded import Encoded
+from harness.stages.protocols import Codec
 from harness.stages.rounding import keep_finite, round_down, round_up
 from harness.types import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntGroups:
+class IntGroups(Codec):
     """x' = q * s + m per group, q = clamp(round((x - m) / s), 0, 2^bits - 1).
 
     m is the group's minimum rounded down and s = (max - m) / (2^bits - 1) rounded up, both in the cache dtype; codes are
@@ -45,10 +46,6 @@ class IntGroups:
     @property
     def block(self) -> int:
         return self.group if self.axis == "channel" else 1
-
-    @property
-    def lossy(self) -> bool:
-        return True
 
     def info(self) -> dict[str, object]:
         return {

@@ -11,5 +11,5 @@ from torch import Tensor
 class Uniform:
     """Every head keeps `tokens` unprotected rows."""
 
-    def split(self, tokens: int, scores_HM: Tensor) -> list[int]:
+    def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
         return [tokens] * int(scores_HM.shape[0])
