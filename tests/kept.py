@@ -6,6 +6,12 @@ fp32 and exact scores may order two rows differently only when their scores agre
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from harness.stages.keep import Keep
+from harness.stages.protocols import LayerView
 
 NOISE = 2e-5  # relative to the largest score: fp32 sums of up to a thousand weights
 
@@ -19,3 +25,17 @@ def same_rows(found: Sequence[int], wanted: Sequence[int], scores: Sequence[floa
         worst = max(scores[i] for i in dropped) - min(scores[i] for i in added)
         assert worst <= NOISE * max(map(abs, scores)), (added, dropped, worst)
     return len(added)
+
+
+def kept_rows(keep: Keep, views: Sequence[LayerView], tokens: int) -> list[list[Tensor] | None]:
+    """For each one-layer view the kept row indices: one [H, M] when all heads keep as many, else one [1, M] a head.
+
+    None where everything stays.
+    """
+    found: dict[int, list[Tensor]] = {}
+    numbered = [replace(view, layer=i) for i, view in enumerate(views)]
+    for choice in keep.choose(numbered, tokens):
+        split = choice.index_HM.chunk(len(choice.layers))
+        for layer, index in zip(choice.layers, split, strict=True):
+            found.setdefault(layer, []).append(index)
+    return [found.get(i) for i in range(len(views))]

@@ -5,7 +5,7 @@ Registered once under our own name. Whatever the current `Forward` says is atten
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,36 +15,73 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from harness.kv.layer import LayerStore, Side
+from harness.kv.layer import Side, Slot
+from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.kv.statistics import column_sums
+from harness.kv.statistics import column_sums, query_moments
 from harness.stages.protocols import Needs, Stats
-from harness.types import KV
 
 NAME = "kv_harness"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+
+
+Store = Mapping[int, Sequence[Slot]]
+"""What one row stores: for each layer, its parts in the order of their heads (none before the first token)."""
 
 
 @dataclass
 class Forward:
     """One forward of B rows: what each row has stored, how many of its L query tokens are real, what to record.
 
-    After the forward, `new` holds every row's new K and V per layer and `stats` what was recorded, both as [layer][row].
+    After the forward, `new` holds the new K and V of all rows, one pair of tensors [B, layers, H, L, D] in the cache dtype for
+    each group of layers, and `stats` what was recorded, as [layer][row].
     """
 
     shape: ModelShape
-    stores: Sequence[Sequence[LayerStore]]  # [row][layer]
+    groups: Sequence[tuple[int, ...]]  # layers whose new rows lie in one tensor
+    stores: Sequence[Store]
     seen: Sequence[int]
     lengths: Sequence[int]
     needs: Sequence[Needs]
     kv_dtype: torch.dtype
+    ropes: Sequence[LayerRope | None] = ()
+    starts: Sequence[int] | None = None  # position of each row's first new token; None: as many as it has seen
+    unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated to their place in the cache
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
     errors: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # [layer][row]: |out - ref|^2, |ref|^2
-    new: dict[int, list[KV]] = field(default_factory=dict)
-    stats: dict[int, list[list[Stats]]] = field(default_factory=dict)  # [layer][row][part]
+    new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    stats: dict[int, list[Stats]] = field(default_factory=dict)
     masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-    new_pos: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
+
+    def __post_init__(self) -> None:
+        self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
+
+    def keep_new(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Copy a layer's new rows [B, H, L, D], rounded to the cache dtype, beside those of its group."""
+        group, at = self.places[layer]
+        if group not in self.new:
+            b, *rest = key.shape
+            size = (b, len(self.groups[group]), *rest[:-1])
+            both = (torch.empty(*size, x.shape[-1], dtype=self.kv_dtype, device=x.device) for x in (key, value))
+            self.new[group] = (next(both), next(both))
+        for buffer, x in zip(self.new[group], (key, value), strict=True):
+            buffer[:, at] = x
+
+    def rows(self, group: int, row: int) -> tuple[Tensor, Tensor]:
+        """A row's new K and V of a group's layers, [layers * H, L, D] with its own L; a view where it can be one."""
+        n = self.lengths[row]
+        k, v = (x[row, :, :, :n].flatten(0, 1) for x in self.new[group])
+        return k, v
+
+    def start(self, row: int) -> int:
+        """Position of a row's first new token."""
+        return self.seen[row] if self.starts is None else self.starts[row]
+
+    def is_unrotated(self, row: int) -> bool:
+        """Whether the row's keys are stored without rotation."""
+        return self.unrotated is not None and self.unrotated[row]
 
     def mask(self, past: int, length: int, window: int | None) -> Tensor | None:
         """Bool mask [1, 1, L, past + L] of the causal and sliding-window rule; None where sdpa needs none.
@@ -68,7 +105,7 @@ class Forward:
         """Batch rows whose stores have the same shape in a layer, and as many new tokens: they attend in one call."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row, n in enumerate(self.lengths):
-            shape = tuple((part.start, part.stop, part.n) for part in self.stores[row][layer])
+            shape = tuple((part.heads.start, part.heads.stop, part.n) for part, _ in self.stores[row].get(layer, ()))
             groups.setdefault((n, *shape), []).append(row)
         return list(groups.values())
 
@@ -80,13 +117,6 @@ class Forward:
         if key not in self.picks:
             self.picks[key] = torch.tensor(rows, device=x.device)
         return x.index_select(0, self.picks[key])
-
-    def positions(self, row: int, device: torch.device) -> Tensor:
-        """int32 [L] original positions of a row's new tokens."""
-        if (row, device) not in self.new_pos:
-            start = self.seen[row]
-            self.new_pos[row, device] = torch.arange(start, start + self.lengths[row], dtype=torch.int32, device=device)
-        return self.new_pos[row, device]
 
 
 CURRENT: ContextVar[Forward] = ContextVar("kv_harness_forward")
@@ -106,11 +136,11 @@ def attend(
     Returns [B, L, Q, D]. Outputs of padding (tokens beyond a row's own length) are zero.
     """
     run, layer = CURRENT.get(), int(module.layer_idx)  # type: ignore[arg-type]
-    assert layer not in run.new, f"layer {layer} attended twice in one forward"
+    assert layer not in run.stats, f"layer {layer} attended twice in one forward"
     call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs)
     _refuse_unsupported(kwargs, call.window)
-    run.new[layer] = [_new_rows(run, row, key[row, :, :n], value[row, :, :n]) for row, n in enumerate(run.lengths)]
-    run.stats[layer] = [[] for _ in run.lengths]
+    run.keep_new(layer, key, value)
+    run.stats[layer] = [Stats()] * len(run.lengths)
     outputs: list[Tensor] = [query] * len(run.lengths)
     for rows in run.alike(layer):
         n = run.lengths[rows[0]]
@@ -147,12 +177,13 @@ def _attend_rows(call: _Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) 
     """Output [R, L, Q, D] of rows whose stores have the same shape, part by part; their statistics go to the forward."""
     run, outputs = call.run, []
     group, length = q.shape[1] // k.shape[1], k.shape[2]
-    stores = [run.stores[row][call.layer] for row in rows]
-    for parts in zip(*stores, strict=True) if stores[0] else [()]:
-        heads = slice(parts[0].start, parts[0].stop) if parts else slice(0, k.shape[1])
+    stores = [run.stores[row].get(call.layer, ()) for row in rows]
+    for slots in zip(*stores, strict=True) if stores[0] else [()]:
+        heads = slice(slots[0].part.heads.start, slots[0].part.heads.stop) if slots else slice(0, k.shape[1])
         part_q = q[:, heads.start * group : heads.stop * group]
-        all_k = _joined([part.keys for part in parts], k[:, heads])
-        all_v = _joined([part.values for part in parts], v[:, heads])
+        all_k = _joined([(slot.part.keys, slot.at) for slot in slots], k[:, heads])
+        all_v = _joined([(slot.part.values, slot.at) for slot in slots], v[:, heads])
+        _turn_stored(call, rows, all_k, length)
         mask = run.mask(all_k.shape[2] - length, length, call.window)
         mask = mask if mask is None else mask.to(q.device)
         out, _ = sdpa_attention_forward(call.module, part_q, all_k, all_v, mask, scaling=call.scaling, **call.kwargs)
@@ -161,39 +192,53 @@ def _attend_rows(call: _Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) 
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
-def _joined(stored: list[Side], new_RHLD: Tensor) -> Tensor:
+def _joined(stored: list[tuple[Side, slice]], new_RHLD: Tensor) -> Tensor:
     """Stored rows followed by the new ones, [R, H, N + L, D], decoded to the compute dtype; written once."""
-    if not stored or not stored[0].n:
+    if not stored or not stored[0][0].n:
         return new_RHLD
-    (r, h, length, d), n = new_RHLD.shape, stored[0].n
+    (r, h, length, d), n = new_RHLD.shape, stored[0][0].n
     out = new_RHLD.new_empty(r, h, n + length, d)
-    for side, one in zip(stored, out, strict=True):
-        side.write_to(one[:, :n])
+    for (side, at), one in zip(stored, out, strict=True):
+        side.write_to(one[:, :n], at)
     out[:, :, n:] = new_RHLD
     return out
+
+
+def _turn_stored(call: _Call, rows: list[int], k_RHND: Tensor, length: int) -> None:
+    """Rotate, in place, stored keys that have no rotation yet to the places just before the new tokens."""
+    n = k_RHND.shape[2] - length
+    for row, k_HND in zip(rows, k_RHND, strict=True):
+        if n and call.run.is_unrotated(row):
+            rope = call.run.ropes[call.layer]
+            assert rope is not None
+            k_HND[:, :n] = rope.range(k_HND[:, :n], call.run.start(row) - n)
 
 
 def _record(call: _Call, rows: list[int], q: Tensor, k: Tensor) -> None:
     """Statistics that each row asked for; rows that want column sums are summed in one go."""
     needs = [call.run.needs[row] if call.window is None else Needs() for row in rows]
+    if not any(needs):
+        return
     sums: dict[int, Tensor] = {}
     if wanted := [i for i, need in enumerate(needs) if need.column_sums]:
         flat = column_sums(call.run.pick(q, wanted).flatten(0, 1), call.run.pick(k, wanted).flatten(0, 1), call.scaling)
         sums = dict(zip(wanted, flat.unflatten(0, (len(wanted), -1)), strict=True))  # type: ignore[no-untyped-call]
     for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
-        queries = q[i, :, -need.queries :].clone() if need.queries else None
-        own = sums.get(i)
-        if own is not None and len(wanted) > 1:
-            own = own.clone()  # a view would keep the other rows' sums alive
-        call.run.stats[call.layer][row].append(Stats(own, queries, call.scaling))
+        if not need:
+            continue
+        queries = q[i, :, -need.queries :] if need.queries else None
+        if queries is not None and q.shape[2] > need.queries:
+            queries = queries.clone()  # a view would keep all queries of the context alive
+        mean, cov = _moments(call, row, q[i]) if need.query_moments else (None, None)
+        call.run.stats[call.layer][row] = Stats(sums.get(i), queries, call.scaling, mean, cov)
 
 
-def _new_rows(run: Forward, row: int, k_HLD: Tensor, v_HLD: Tensor) -> KV:
-    """The new rows in the cache dtype, in storages of their own size (a view of a fused projection would hold it all)."""
-    heads, n = k_HLD.shape[:2]
-    pos = run.positions(row, k_HLD.device).expand(heads, n)
-    k, v = (x.to(run.kv_dtype, copy=True, memory_format=torch.contiguous_format) for x in (k_HLD, v_HLD))
-    return KV(k, v, pos)
+def _moments(call: _Call, row: int, q_QLD: Tensor) -> tuple[Tensor, Tensor]:
+    rope, start = call.run.ropes[call.layer] if call.run.ropes else None, call.run.start(row)
+    if rope is None:
+        return query_moments(q_QLD)
+    positions = torch.arange(start, start + q_QLD.shape[1], device=q_QLD.device)
+    return query_moments(rope.unrotate(q_QLD.float(), positions))
 
 
 def _refuse_unsupported(kwargs: dict[str, Any], window: int | None) -> None:

@@ -4,155 +4,268 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.kv.attention import Forward
-from harness.kv.layer import LayerStore, Part, Side
-from harness.kv.memory import measure, predict
+from harness.kv.layer import Part, Side, Slot
+from harness.kv.memory import codec_info, measure, solve_budget
+from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.stages.protocols import LayerView, Stats
+from harness.kv.view import part_view
+from harness.stages.encoded import Heads
+from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
 from harness.types import KV, Bytes
+
+PART_ELEMENTS = 1 << 26  # most key elements of one part when it is made: encoding needs a few fp32 copies of it
 
 
 @dataclass(frozen=True)
 class Row:
-    """The stores of all layers, the tokens seen, and the rows a layer and head may hold (None: no limit)."""
+    """The stored parts, the tokens seen, and the rows a layer and head may hold (None: no limit).
+
+    Layers of one shape that hold as many rows lie in one part. reading: the context is not yet complete (phase chunked evicts
+    only until then). evicted_at: tokens seen when rows were last evicted. unrotated: keys are stored without rotation.
+    """
 
     shape: ModelShape
     stack: Stack
-    layers: tuple[LayerStore, ...]
+    parts: tuple[Part, ...]
     seen: int
     budget: int | None = None
     seed: int = 0
+    ropes: tuple[LayerRope | None, ...] = ()
+    reading: bool = False
+    evicted_at: int = 0
 
     @classmethod
-    def empty(cls, shape: ModelShape, stack: Stack | None = None, budget: int | None = None, seed: int = 0) -> Row:
+    def empty(
+        cls,
+        shape: ModelShape,
+        stack: Stack | None = None,
+        budget: int | None = None,
+        seed: int = 0,
+        ropes: tuple[LayerRope | None, ...] = (),
+    ) -> Row:
         """A row that has seen nothing; under a stack (its budget already solved) it compresses from the first token on."""
-        return cls(shape, stack or Stack(), ((),) * len(shape.layers), 0, budget, seed)
+        return cls(shape, stack or Stack(), (), 0, budget, seed, ropes, reading=True)
+
+    @cached_property
+    def slots(self) -> dict[int, tuple[Slot, ...]]:
+        """For each layer the parts that store its heads, in their order."""
+        found: dict[int, tuple[Slot, ...]] = {}
+        for part in self.parts:
+            for layer in part.heads.layers:
+                found[layer] = (*found.get(layer, ()), Slot(part, part.slot(layer)))
+        return found
+
+    @property
+    def unrotated(self) -> bool:
+        """Whether keys wait to be rotated to their place in the cache."""
+        return self.stack.positions == "cache"
+
+    @property
+    def next_position(self) -> int:
+        """Position at which the next token is fed: as many as were seen, or the next place in the cache."""
+        if not self.unrotated or not self.parts:
+            return self.seen
+        return self.slots[self.shape.full_layers[0]][0].part.n
+
+    @property
+    def needs(self) -> Needs:
+        """Statistics to record in the next forward."""
+        return self.stack.needs if self._evicts else Needs()
+
+    @property
+    def _evicts(self) -> bool:
+        return self.stack.evicts_steps or (self.stack.phase == "chunked" and self.reading)
 
     def after(self, run: Forward, row: int) -> Row:
         """This row with the new tokens of a forward appended; nothing is evicted yet."""
-        layers = []
-        for i in range(len(self.layers)):
-            grown = self._append(i, run.new[i][row], run.stats[i][row])
-            window = self.shape.layers[i].window
-            layers.append(grown if window is None else (grown[0].newest(window - 1),))
-        return replace(self, layers=tuple(layers), seen=self.seen + run.lengths[row])
+        new = [self._new(run, g, row) for g in range(len(run.groups))]
+        parts: list[Part] = []
+        if self.parts:
+            for part in self.parts:
+                g, _ = run.places[part.heads.layers[0]]
+                parts.append(part.append(_of_heads(new[g], part.heads, run.groups[g]), self._sums(run, part.heads, row)))
+        else:
+            for group, kv in zip(run.groups, new, strict=True):
+                parts += self._first(run, group, kv, row)
+        slid = (self.shape.layers[part.heads.layers[0]].window for part in parts)
+        parts = [part if w is None else part.newest(w - 1) for part, w in zip(parts, slid, strict=True)]
+        return replace(self, parts=tuple(parts), seen=self.seen + run.lengths[row])
+
+    def _new(self, run: Forward, group: int, row: int) -> KV:
+        """The row's new K and V of a group of layers, [layers * H, L, D], as they are stored."""
+        k, v = map(_own, run.rows(group, row))
+        if self.unrotated:
+            rope = self.ropes[run.groups[group][0]]
+            assert rope is not None
+            k = rope.unrotate(k, torch.arange(run.start(row), run.start(row) + k.shape[1], device=k.device))
+        pos = torch.arange(self.seen, self.seen + k.shape[1], dtype=torch.int32, device=k.device).expand(k.shape[0], -1)
+        return KV(k, v, pos)
+
+    def _first(self, run: Forward, group: tuple[int, ...], kv: KV, row: int) -> list[Part]:
+        """New parts of a group's layers, each of a bounded size, over tensors that hold nothing else."""
+        k, v = kv.k_HND, kv.v_HND
+        heads, window = self.shape.layers[group[0]].heads, self.shape.layers[group[0]].window
+        stack = self.stack if window is None else Stack()
+        view = k.dtype if stack.read == "cached" else None
+        many = max(1, PART_ELEMENTS // max(1, k[:heads].numel()))  # layers in a part
+        parts = []
+        for at in range(0, len(group), many):
+            chosen = Heads(group[at : at + many], 0, heads)
+            here = slice(at * heads, at * heads + chosen.n)
+            sides = (Side.of(x[here], codec, view, chosen) for x, codec in ((k, stack.keys), (v, stack.values)))
+            keeps = stack.keeps_state and self._evicts
+            sums = self._sums(run, chosen, row) if keeps else None
+            parts.append(Part(chosen, next(sides), next(sides), None, sums))
+        return parts
+
+    def _sums(self, run: Forward, heads: Heads, row: int) -> Tensor | None:
+        return Stats.join([run.stats[layer][row] for layer in heads.layers]).column_sums_HN
 
     def settled(self, run: Forward, row: int) -> Row:
-        """This row back at its budget, if its phase evicts after every forward."""
-        if not self.stack.evicts_steps:
+        """This row back at its budget, if its phase evicts after this forward."""
+        if not self._evicts or self.seen - self.evicted_at < self.stack.every:
             return self
-        return self._evict([run.stats[i][row] for i in range(len(self.layers))])
+        return self._evict({i: run.stats[i][row] for i in self.shape.full_layers}, rotated=not self.unrotated)
 
-    def _append(self, i: int, new: KV, stats: Sequence[Stats]) -> LayerStore:
-        if self.layers[i]:
-            return tuple(part.append(new, s.column_sums_HN) for part, s in zip(self.layers[i], stats, strict=True))
-        compressed = self.shape.layers[i].window is None
-        stack = self.stack if compressed else Stack()
-        view = new.k_HND.dtype if stack.read == "cached" else None
-        keys, values = Side.of(new.k_HND, stack.keys, view), Side.of(new.v_HND, stack.values, view)
-        sums = stats[0].column_sums_HN if stack.keeps_state else None
-        return (Part(0, new.k_HND.shape[0], keys, values, None, sums),)
+    def read(self) -> Row:
+        """This row at the end of its context: what only reading the context needed is dropped."""
+        if not self.reading or self.stack.evicts_steps:
+            return replace(self, reading=False)
+        return replace(self, reading=False, parts=tuple(replace(part, sums_HN=None) for part in self.parts))
 
     def compress(self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype) -> Row:
         """This exact row under a stack: all layers at once, after the context. `dtype` is that of a decoded view.
 
-        Raises UserError when the stack's budget is too small for this context.
+        stats: those of every layer. Raises UserError when the stack's budget is too small for this context.
         """
-        budget = stack.budget(self.seen, lambda n: predict(stack, self.shape, n, self.itemsize, self.seen))
-        out = replace(self, stack=stack, budget=budget, seed=seed)
+        budget = solve_budget(stack, self.shape, self.seen, self.itemsize)
+        out = replace(self, stack=stack, budget=budget, seed=seed, reading=False)
         if not stack.compresses:
             return out
-        full = set(self.shape.full_layers)
         if stack.keeps_state:
-            out = replace(out, layers=tuple(_with_sums(store, s) for store, s in zip(self.layers, stats, strict=True)))
+            out = replace(out, parts=tuple(_with_sums(part, stats) for part in self.parts))
         if budget is not None:
-            out = out._evict([[s] for s in stats])
-        view = dtype if stack.read == "cached" else None
-        encoded = [_encode(store, stack, view) if i in full else store for i, store in enumerate(out.layers)]
-        return replace(out, layers=tuple(encoded))
+            out = out._evict(dict(enumerate(stats)), rotated=True)
+        return replace(out, parts=tuple(out._encoded(part, dtype) for part in out.parts))
 
-    def _evict(self, stats: Sequence[Sequence[Stats]]) -> Row:
+    def _encoded(self, part: Part, dtype: torch.dtype) -> Part:
+        """The exact rows of a part as the stack stores them; sliding layers keep their own rule, but for the rotation."""
+        window = self.shape.layers[part.heads.layers[0]].window
+        stack = self.stack if window is None else Stack()
+        view = dtype if stack.read == "cached" else None
+        k, v = part.keys.exact(), part.values.exact()
+        if self.unrotated:
+            rope, pos = self.ropes[part.heads.layers[0]], part.positions(self.seen)
+            assert rope is not None
+            k = rope.unrotate(k, pos[0] if part.pos_HN is None else pos)
+        keys, values = (Side.of(x, codec, view, part.heads) for x, codec in ((k, stack.keys), (v, stack.values)))
+        return replace(part, keys=keys, values=values)
+
+    def _evict(self, stats: dict[int, Stats], *, rotated: bool) -> Row:
         """Keep the budget's rows in every full layer; layers that hold no more than it are left alone."""
         keep, budget = self.stack.keep, self.budget
         assert keep is not None and budget is not None
-        chosen = self.shape.full_layers
-        views = [self._view(i, stats[i]) for i in chosen]
-        layers = list(self.layers)
-        for i, index in zip(chosen, keep.select(views, budget), strict=True):
-            if index is not None:
-                layers[i] = _take(self.layers[i], index, self.seen)
-        return replace(self, layers=tuple(layers))
-
-    def _view(self, i: int, stats: Sequence[Stats]) -> LayerView:
-        """Layer i as its scorer sees it: decoded rows, and sums carried in the store if any."""
-        part = self.layers[i][0]
-        sums = part.sums_HN if part.sums_HN is not None else stats[0].column_sums_HN
-        return LayerView(
-            layer=i,
-            seen=self.seen,
-            pos_HN=part.positions(self.seen),
-            stats=Stats(sums, stats[0].queries_QWD, stats[0].scaling),
-            read_keys=lambda: part.keys.read(torch.float32),
-            read_values=lambda: part.values.read(torch.float32),
-            seed=self.seed,
-        )
+        full = [part for part in self.parts if self.shape.layers[part.heads.layers[0]].window is None]
+        ropes = self.ropes or (None,) * len(self.shape.layers)
+        views = [part_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in full]
+        choices = keep.choose(views, budget)
+        parts: list[Part] = []
+        for part in self.parts:
+            left = list(part.heads.layers)
+            for choice in choices:
+                mine = tuple(layer for layer in choice.layers if layer in part.heads.layers)
+                if mine:
+                    parts.append(part.take(choice.index_HM, self.seen, mine, choice.head))
+                    left = [layer for layer in left if layer not in mine]
+            if left:
+                parts.append(part.rest(tuple(left)))
+        return replace(self, parts=tuple(parts), evicted_at=self.seen)
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element in the cache dtype."""
-        return next(part.keys.tail_HND.element_size() for store in self.layers for part in store)
+        return self.parts[0].keys.tail_HND.element_size()
 
     def held(self) -> list[list[int]]:
         """Rows held, per layer and KV head."""
-        return [[part.n for part in store for _ in range(part.start, part.stop)] for store in self.layers]
+        return [[slot.part.n for slot in self.slots[i] for _ in range(slot.part.heads.each)] for i in sorted(self.slots)]
 
     @property
     def size(self) -> int:
         """Rows held, over all layers and KV heads."""
-        return sum(part.n * (part.stop - part.start) for store in self.layers for part in store)
+        return sum(part.n * part.heads.n for part in self.parts)
 
     def kept_positions(self) -> list[list[Tensor]]:
         """Original positions held, per layer and KV head."""
-        return [[p for part in store for p in part.positions(self.seen)] for store in self.layers]
+        places = {id(part): part.positions(self.seen) for part in self.parts}
+        return [[p for slot in self.slots[i] for p in places[id(slot.part)][slot.at]] for i in sorted(self.slots)]
 
     def bytes(self) -> Bytes:
         """What this row alone holds, a prefix that it shares included."""
-        return measure(kind_tensor for store in self.layers for part in store for kind_tensor in part.tensors())
+        return measure(kind_tensor for part in self.parts for kind_tensor in part.tensors())
 
     def touched(self) -> int:
         """Rows of full layers that were evicted or are stored inexactly, over layers and KV heads."""
         total = 0
-        for i in self.shape.full_layers:
-            for part in self.layers[i]:
+        for part in self.parts:
+            if self.shape.layers[part.heads.layers[0]].window is None:
                 inexact = max(s.n_encoded if s.codec.lossy else 0 for s in (part.keys, part.values))
-                total += (part.stop - part.start) * (self.seen - part.n + inexact)
+                total += part.heads.n * (self.seen - part.n + inexact)
         return total
 
     def codec_info(self) -> dict[str, Any]:
         """What the record says of how keys and values are stored."""
-        return {"keys": self.stack.keys.info(), "values": self.stack.values.info()}
+        return codec_info(self.stack, self.parts)
 
 
-def _with_sums(store: LayerStore, stats: Stats) -> LayerStore:
+def begin(
+    rows: Sequence[Row],
+    lengths: Sequence[int],
+    groups: Sequence[tuple[int, ...]],
+    kv_dtype: torch.dtype,
+    needs: Sequence[Needs] | None = None,
+    reference: Sequence[int] | None = None,
+) -> Forward:
+    """The forward that feeds rows so many new tokens each; needs: what to record instead of what their stacks ask for."""
+    return Forward(
+        shape=rows[0].shape,
+        groups=groups,
+        stores=[row.slots for row in rows],
+        seen=[row.seen for row in rows],
+        lengths=lengths,
+        needs=needs or [row.needs for row in rows],
+        kv_dtype=kv_dtype,
+        ropes=rows[0].ropes,
+        starts=[row.next_position for row in rows],
+        unrotated=[row.unrotated for row in rows],
+        reference=reference,
+    )
+
+
+def _own(x_HND: Tensor) -> Tensor:
+    """X in a storage of its own size: a view of a larger one would hold it all."""
+    return x_HND if x_HND.untyped_storage().nbytes() == x_HND.numel() * x_HND.element_size() else x_HND.clone()
+
+
+def _of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
+    """The rows of some heads out of those of a whole group of layers."""
+    each = len(new.k_HND) // len(group)
+    if heads.layers == group and heads.each == each:
+        return new
+    index = [group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop)]
+    chosen = torch.tensor(index, device=new.k_HND.device)
+    k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
+    return KV(k, v, pos)
+
+
+def _with_sums(part: Part, stats: Sequence[Stats]) -> Part:
     """Hand the column sums of the context to the store, for scorers whose state lives on (a sliding layer has none)."""
-    return tuple(replace(part, sums_HN=stats.column_sums_HN) for part in store)
-
-
-def _encode(store: LayerStore, stack: Stack, view: torch.dtype | None) -> LayerStore:
-    def side(old: Side, codec: Any) -> Side:
-        return Side.of(old.exact(), codec, view)
-
-    return tuple(replace(p, keys=side(p.keys, stack.keys), values=side(p.values, stack.values)) for p in store)
-
-
-def _take(store: LayerStore, index: list[Tensor], seen: int) -> LayerStore:
-    """The chosen rows: one part while all heads keep as many rows, else one part a head."""
-    if len(index) == 1:
-        return (store[0].take(index[0], seen),)
-    return tuple(store[0].head(h).take(one, seen) for h, one in enumerate(index))
+    return replace(part, sums_HN=Stats.join([stats[layer] for layer in part.heads.layers]).column_sums_HN)

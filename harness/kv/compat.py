@@ -44,6 +44,15 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
     return ModelShape(tuple(shapes), query_heads)
 
 
+def layer_devices(model: PreTrainedModel, n_layers: int) -> list[torch.device]:
+    """Where each layer's weights lie; a model spread over devices keeps each layer's rows on its own."""
+    decoder = model.get_decoder()
+    blocks = getattr(decoder, "layers", None) or getattr(decoder, "h", None) or []
+    if len(blocks) != n_layers:
+        return [model.device] * n_layers
+    return [next(block.parameters()).device for block in blocks]
+
+
 class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we can check
     """What transformers sees as its cache: it rounds new rows to the cache dtype and hands them on.
 

@@ -1,4 +1,6 @@
-"""What one row of a batch stores in one layer: encoded rows, exact tail, positions, scores. It knows no model and no policy.
+"""What one row of a batch stores for some heads of some layers: encoded rows, exact tail, positions, scores.
+
+It knows no model and no policy.
 
 Stores are never changed in place: every method returns a new store that shares what it did not touch, so forks are cheap.
 """
@@ -7,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from harness.stages.encoded import Encoded, RowIndex
+from harness.stages.encoded import Encoded, Heads, RowIndex
 from harness.stages.protocols import Codec
 from harness.types import KV, UserError
+
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -21,20 +26,21 @@ class Side:
     """Keys or values of some heads: encoded chunks (oldest first), then exact tail rows, in the cache dtype.
 
     The first chunk is the compressed context and is never copied again; later rows are collected in a second one.
-    view: a decoded copy of the chunks when the stack reads from a cache of decoded rows.
+    view: a decoded copy of the chunks when the stack reads from a cache of decoded rows. written: elements encoded so far.
     """
 
     codec: Codec
     chunks: tuple[Encoded, ...]
     tail_HND: Tensor
     view_HND: Tensor | None = None
+    written: int = 0
 
     @classmethod
-    def of(cls, x_HND: Tensor, codec: Codec, view_dtype: torch.dtype | None) -> Side:
-        """Store rows: whole blocks beyond the codec's residual are encoded, the rest stays exact."""
+    def of(cls, x_HND: Tensor, codec: Codec, view_dtype: torch.dtype | None, heads: Heads | None = None) -> Side:
+        """Store rows: those that the codec does not keep exact are encoded. heads: whose they are, for its constants."""
         empty = x_HND.new_empty(x_HND.shape[0], 0, x_HND.shape[2])
         view = None if view_dtype is None else empty.to(view_dtype)
-        return cls(codec, (), empty, view).append(x_HND)
+        return cls(codec, (), empty, view).append(x_HND, heads)
 
     @property
     def n_encoded(self) -> int:
@@ -47,44 +53,52 @@ class Side:
     def n(self) -> int:
         return self.n_encoded + int(self.tail_HND.shape[1])
 
-    def append(self, x_HND: Tensor) -> Side:
-        """Add rows; a block leaves the tail once it is full and older than the residual, whatever the calls were."""
+    @property
+    def clipped(self) -> int:
+        """Elements that the code range could not hold."""
+        return int(sum(chunk.clipped for chunk in self.chunks))
+
+    def append(self, x_HND: Tensor, heads: Heads | None = None) -> Side:
+        """Add rows; they leave the tail once there are enough that are older than the residual, whatever the calls were."""
         rows = torch.cat((self.tail_HND, x_HND), 1) if self.tail_HND.shape[1] else x_HND
-        ready = max(rows.shape[1] - self.codec.residual, 0) // self.codec.block * self.codec.block
+        ready = encoded_rows(self.codec, rows.shape[1])
         if not ready:
             return replace(self, tail_HND=rows)
         whole = ready == rows.shape[1]
-        new = self.codec.encode(rows if whole else rows[:, :ready].contiguous())
-        _check_encoded(new, self.codec, rows.shape[0], ready)
+        old = rows if whole else rows[:, :ready].contiguous()
+        codec = self.codec if self.chunks else self.codec.fit(old, heads or Heads((0,), 0, len(old)))
+        new = codec.encode(old)
+        _check_encoded(new, codec, rows.shape[0], ready)
         chunks = (*self.chunks[:1], self.chunks[1].cat(new)) if len(self.chunks) > 1 else (*self.chunks, new)
         view = self.view_HND
         if view is not None:
             fresh = view.new_empty(view.shape[0], new.n, view.shape[2])
-            self.codec.decode(new, fresh)
+            codec.decode(new, fresh)
             view = torch.cat((view, fresh), 1)
         tail = rows.new_empty(rows.shape[0], 0, rows.shape[2]) if whole else rows[:, ready:].clone()
-        return Side(self.codec, chunks, tail, view)
+        return Side(codec, chunks, tail, view, self.written + old.numel())
 
-    def read(self, dtype: torch.dtype) -> Tensor:
-        """All rows [H, N, D] in `dtype`."""
-        h, _, d = self.tail_HND.shape
-        out = torch.empty(h, self.n, d, dtype=dtype, device=self.tail_HND.device)
-        self.write_to(out)
+    def read(self, dtype: torch.dtype, heads: slice = ALL) -> Tensor:
+        """All rows of these heads [H, N, D] in `dtype`."""
+        tail = self.tail_HND[heads]
+        out = torch.empty(tail.shape[0], self.n, tail.shape[2], dtype=dtype, device=tail.device)
+        self.write_to(out, heads)
         return out
 
-    def write_to(self, out_HND: Tensor) -> None:
-        """Decode all rows into out_HND, in its dtype."""
+    def write_to(self, out_HND: Tensor, heads: slice = ALL) -> None:
+        """Decode all rows of these heads into out_HND, in its dtype."""
         at = 0
         if self.view_HND is not None:
             at = self.view_HND.shape[1]
-            out_HND[:, :at] = self.view_HND
+            out_HND[:, :at] = self.view_HND[heads]
         else:
             for chunk in self.chunks:
-                if self.codec.decode(chunk, out_HND[:, at : at + chunk.n]) is not None:  # type: ignore[func-returns-value]
+                found = chunk if heads == ALL else chunk.heads(heads.start, heads.stop)
+                if self.codec.decode(found, out_HND[:, at : at + chunk.n]) is not None:  # type: ignore[func-returns-value]
                     raise TypeError(f"codec {self.codec.name}: decode must write into out_HND and return nothing")
                 at += chunk.n
         if self.tail_HND.shape[1]:
-            out_HND[:, at:] = self.tail_HND
+            out_HND[:, at:] = self.tail_HND[heads]
 
     def exact(self) -> Tensor:
         """The rows of an exact side in the cache dtype; the very tensor when it is in one piece."""
@@ -100,9 +114,10 @@ class Side:
         n_tail = int(self.tail_HND.shape[1])
         if n_tail:
             self._check_tail(index_HM, n_tail)
-            rows = RowIndex(index_HM[:, :-n_tail])
+            rows = RowIndex(index_HM[:, :-n_tail], rows.heads)
         view = None if self.view_HND is None else rows.of(self.view_HND)
-        return Side(self.codec, (self.chunks[0].take(rows, *self.chunks[1:]),), self.tail_HND, view)
+        chunks = (self.chunks[0].take(rows, *self.chunks[1:]),) if self.chunks else ()
+        return Side(self.codec, chunks, rows.of_heads(self.tail_HND), view, self.written)
 
     def _check_tail(self, index_HM: Tensor, n_tail: int) -> None:
         tail_M = torch.arange(self.n_encoded, self.n, device=index_HM.device)
@@ -117,9 +132,16 @@ class Side:
         for chunk in self.chunks:
             yield from (("payload", t) for t in chunk.payload.values())
             yield from (("metadata", t) for t in chunk.metadata.values())
+        for chunk in self.chunks[:1]:
+            yield from (("metadata", t) for t in chunk.shared.values())
         yield "tail" if self.codec.lossy else "payload", self.tail_HND
         if self.view_HND is not None:
             yield "scratch", self.view_HND
+
+
+def encoded_rows(codec: Codec, n: int) -> int:
+    """Of n rows, how many have left the exact tail."""
+    return max(n - codec.residual, 0) // codec.flush * codec.flush
 
 
 def _check_encoded(new: Encoded, codec: Codec, heads: int, n: int) -> None:
@@ -131,18 +153,22 @@ def _check_encoded(new: Encoded, codec: Codec, heads: int, n: int) -> None:
                 f"codec {codec.name} encoded {n} rows of {heads} heads (Encoded.n={new.n}) with {name!r} of shape "
                 f"{tuple(tensor.shape)}: its first two axes must be heads ({heads}) and tokens or blocks ({wanted})"
             )
+    for name, tensor in new.shared.items():
+        if tensor.shape[0] != heads:
+            raise UserError(
+                f"codec {codec.name} shares {name!r} of shape {tuple(tensor.shape)}: its first axis must be heads ({heads})"
+            )
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of consecutive KV heads [start, stop) of one layer that hold the same number of rows.
+    """Rows of some KV heads that hold the same number of rows: all heads of some layers, or single heads of one.
 
     pos_HN: int32 original positions, None while the rows are contiguous up to the newest token (then nothing is stored).
     sums_HN: fp32 column sums, for scorers whose state lives on.
     """
 
-    start: int
-    stop: int
+    heads: Heads
     keys: Side
     values: Side
     pos_HN: Tensor | None = None
@@ -152,54 +178,60 @@ class Part:
     def n(self) -> int:
         return self.keys.n
 
+    def slot(self, layer: int) -> slice:
+        """Where a layer's heads stand among this part's."""
+        at = self.heads.layers.index(layer) * self.heads.each
+        return slice(at, at + self.heads.each)
+
     def append(self, new: KV, sums_HN: Tensor | None) -> Part:
-        """Add the new rows of all heads of the layer; sums_HN [H, N + L] are this forward's attention sums, if recorded."""
-        heads = slice(self.start, self.stop)
+        """Add new rows of these heads; sums_HN [H, N + L] are this forward's attention sums, if recorded."""
         pos, sums = self.pos_HN, self.sums_HN
         if pos is not None:
-            pos = torch.cat((pos, new.pos_HN[heads]), 1)
+            pos = torch.cat((pos, new.pos_HN), 1)
         if sums is not None:
             assert sums_HN is not None
             sums = torch.nn.functional.pad(sums, (0, new.n)) + sums_HN
-        keys, values = self.keys.append(new.k_HND[heads]), self.values.append(new.v_HND[heads])
-        return Part(self.start, self.stop, keys, values, pos, sums)
+        keys, values = self.keys.append(new.k_HND, self.heads), self.values.append(new.v_HND, self.heads)
+        return Part(self.heads, keys, values, pos, sums)
 
     def positions(self, seen: int) -> Tensor:
         """int32 [H, N] original positions; the newest row stands at seen - 1."""
         if self.pos_HN is not None:
             return self.pos_HN
-        device = self.keys.tail_HND.device
-        contiguous = torch.arange(seen - self.n, seen, dtype=torch.int32, device=device)
-        return contiguous.expand(self.stop - self.start, self.n)
+        contiguous = torch.arange(seen - self.n, seen, dtype=torch.int32, device=self.keys.tail_HND.device)
+        return contiguous.expand(self.heads.n, self.n)
 
-    def take(self, index_HM: Tensor, seen: int) -> Part:
-        """Copy the rows index_HM (int64 [H, M]) and their positions and sums."""
-        rows = RowIndex(index_HM)
+    def take(self, index_HM: Tensor, seen: int, layers: tuple[int, ...] | None = None, head: int | None = None) -> Part:
+        """Copy the rows index_HM (int64 [H, M]) and their positions and sums, of all heads or of some.
+
+        layers: only these; head: only this KV head (counted from the part's first) of a single layer.
+        """
+        layers = layers or self.heads.layers
+        rows = RowIndex(index_HM, self._some(layers, head, index_HM.device))
+        start, stop = self.heads.start, self.heads.stop
+        heads = Heads(layers, start, stop) if head is None else Heads(layers, start + head, start + head + 1)
         pos = rows.of(self.positions(seen))
         sums = None if self.sums_HN is None else rows.of(self.sums_HN)
-        return Part(self.start, self.stop, self.keys.take(index_HM, rows), self.values.take(index_HM, rows), pos, sums)
+        return Part(heads, self.keys.take(index_HM, rows), self.values.take(index_HM, rows), pos, sums)
 
-    def head(self, h: int) -> Part:
-        """The part of one KV head (h counts from the part's first), as views: take() copies."""
+    def _some(self, layers: tuple[int, ...], head: int | None, device: torch.device) -> Tensor | None:
+        if layers == self.heads.layers and head is None:
+            return None
+        starts = [self.slot(layer).start for layer in layers]
+        chosen = [at + h for at in starts for h in (range(self.heads.each) if head is None else [head])]
+        return torch.tensor(chosen, device=device)
 
-        def view(side: Side) -> Side:
-            chunks = tuple(
-                Encoded(
-                    {k: t[h : h + 1] for k, t in c.payload.items()},
-                    {k: t[h : h + 1] for k, t in c.metadata.items()},
-                    c.n,
-                )
-                for c in side.chunks
-            )
-            decoded = None if side.view_HND is None else side.view_HND[h : h + 1]
-            return Side(side.codec, chunks, side.tail_HND[h : h + 1], decoded)
-
-        pos, sums = (None if t is None else t[h : h + 1] for t in (self.pos_HN, self.sums_HN))
-        start = self.start + h
-        return Part(start, start + 1, view(self.keys), view(self.values), pos, sums)
+    def rest(self, layers: tuple[int, ...]) -> Part:
+        """All rows of some of the layers, copied."""
+        if layers == self.heads.layers:
+            return self
+        h = len(layers) * self.heads.each
+        every = torch.arange(self.n, device=self.keys.tail_HND.device).expand(h, -1)
+        kept = self.take(every, self.n, layers)
+        return kept if self.pos_HN is not None else replace(kept, pos_HN=None)
 
     def newest(self, n: int) -> Part:
-        """The last n rows of a contiguous part with exact codecs: what a sliding-window layer holds on to."""
+        """The last n rows of a contiguous part with exact codecs: what sliding-window layers hold on to."""
 
         def cut(side: Side) -> Side:
             rows = side.exact()
@@ -217,5 +249,8 @@ class Part:
             yield "state", self.sums_HN
 
 
-LayerStore = tuple[Part, ...]
-"""One layer of one batch row: one part when all heads hold the same number of rows, else one part a head."""
+class Slot(NamedTuple):
+    """Some heads of one layer: the part that stores them, and where they stand in it."""
+
+    part: Part
+    at: slice

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from harness.kv.layer import Part, Side, encoded_rows
 from harness.kv.shape import LayerShape, ModelShape
 from harness.stages.protocols import Codec
 from harness.stages.stack import Stack
@@ -25,11 +27,6 @@ def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
             storages.add(storage.data_ptr())
             allocated[kind] = allocated.get(kind, 0) + storage.nbytes()
     return Bytes(logical, allocated)
-
-
-def encoded_rows(codec: Codec, n: int) -> int:
-    """Of n rows, how many have left the exact tail."""
-    return max(n - codec.residual, 0) // codec.block * codec.block
 
 
 def _side(codec: Codec, h: int, n: int, d: int, itemsize: int) -> int:
@@ -52,3 +49,21 @@ def _layer(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) ->
 def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
     """Bytes of a store that holds n rows per full layer and head after `seen` tokens: the closed formula, scratch excluded."""
     return sum(times * _layer(stack, layer, n, itemsize, seen) for layer, times in Counter(shape.layers).items())
+
+
+def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -> int | None:
+    """Rows per layer and head for a context of so many tokens (None: all stay); UserError when the budget is too small."""
+    return stack.budget(context, lambda n: predict(stack, shape, n, itemsize, context))
+
+
+def codec_info(stack: Stack, parts: Sequence[Part]) -> dict[str, Any]:
+    """What codecs say of how keys and values are stored; clipped: the share of all elements encoded so far."""
+    found = {}
+    for role, codec in (("keys", stack.keys), ("values", stack.values)):
+        sides: list[Side] = [getattr(part, role) for part in parts]
+        sides = [side for side in sides if side.codec.name == codec.name and side.written]
+        info = dict(sides[0].codec.info() if sides else codec.info())
+        if codec.lossy:
+            info["clipped"] = sum(side.clipped for side in sides) / max(1, sum(side.written for side in sides))
+        found[role] = info
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -34,6 +35,13 @@ class ModelShape:
     def full_layers(self) -> tuple[int, ...]:
         """Layers that stacks compress; sliding-window layers keep their own rule."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.window is None)
+
+    def groups(self, devices: Sequence[object] = ()) -> tuple[tuple[int, ...], ...]:
+        """Layers of one shape (and device, where they are given): their rows can lie in one tensor."""
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for i, layer in enumerate(self.layers):
+            alike.setdefault((layer, devices[i] if devices else None), []).append(i)
+        return tuple(map(tuple, alike.values()))
 
     def full_bytes(self, seen: int, itemsize: int) -> int:
         """Bytes of the uncompressed cache after `seen` tokens."""

@@ -31,3 +31,11 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float) -> Tensor:
             s_HRGN[..., past + start :].masked_fill_(hidden_R1R, float("-inf"))
         sums_HN[:, :seen] += s_HRGN.softmax(-1).sum((1, 2))
     return sums_HN / group
+
+
+def query_moments(q_QLD: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean [Q, D] and covariance [Q, D, D] (divided by L, 0 for a single query) of L queries, fp32."""
+    q_QLD = q_QLD.float()
+    mean_Q1D = q_QLD.mean(1, keepdim=True)
+    centred = q_QLD - mean_Q1D
+    return mean_Q1D[:, 0], centred.mT @ centred / q_QLD.shape[1]

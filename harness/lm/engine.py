@@ -7,7 +7,7 @@ each row's own store.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +15,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.kv.attention import CURRENT, NAME, Forward
-from harness.kv.cache import Row
-from harness.kv.compat import EntryCache, forward, shape_of
+from harness.kv.cache import Row, begin
+from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
+from harness.kv.memory import solve_budget
+from harness.kv.rope import ropes_of
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
+from harness.types import UserError
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,7 @@ class Prefix:
     @property
     def nbytes(self) -> int:
         """Bytes held while the context is being read: exact rows and statistics."""
-        stats = [t for s in self.stats for t in (s.column_sums_HN, s.queries_QWD) if t is not None]
-        return self.row.bytes().total + sum(t.untyped_storage().nbytes() for t in stats)
+        return self.row.bytes().total + sum(t.untyped_storage().nbytes() for s in self.stats for t in s.tensors())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,24 +88,58 @@ class Engine:
         assert model.config.get_text_config(decoder=True)._attn_implementation == NAME
         self.model, self.kv_dtype, self.eos = model, kv_dtype, frozenset(eos)
         self.shape = shape_of(model.config)
+        self.groups = self.shape.groups(layer_devices(model, len(self.shape.layers)))
+        self.ropes, self.rope_moves = ropes_of(model, len(self.shape.layers))
+
+    def start(self, stack: Stack = Stack(), total: int = 0, seed: int = 0) -> Row:  # noqa: B008 frozen
+        """A row that has seen nothing and compresses from its first token on.
+
+        A fraction or byte budget is solved for `total` tokens. UserError when it is too small, or the model lacks what the
+        stack needs.
+        """
+        self.check(stack)
+        return Row.empty(self.shape, stack, solve_budget(stack, self.shape, total, self.kv_dtype.itemsize), seed, self.ropes)
+
+    def check(self, stack: Stack) -> None:
+        """Refuse (UserError) a stack that the model's positions do not allow."""
+        kind = self.model.config.model_type
+        if stack.positions == "cache" and None in self.ropes:
+            raise UserError(
+                f"compress.positions='cache' is not possible with model type {kind!r}: it has no rotary positions that can be "
+                "turned back; legal is positions=original"
+            )
+        if stack.needs.query_moments and self.rope_moves:
+            raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int], needs: Needs = Needs()) -> Prefix:  # noqa: B008 frozen
         """Read a context exactly, in one forward, recording what `needs` asks for."""
         start = time.perf_counter()
-        row, run, _ = self._forward([Row.empty(self.shape)], [ids], [needs])
-        stats = tuple(run.stats[i][0][0] for i in range(len(self.shape.layers)))
+        row, run, _ = self._forward([self.start()], [ids], [needs])
+        stats = tuple(run.stats[i][0] for i in range(len(self.shape.layers)))
         return Prefix(row[0], stats, time.perf_counter() - start)
 
     @torch.inference_mode()
     def compress(self, prefix: Prefix, stack: Stack, seed: int = 0) -> Row:
         """The context under one stack; the prefix is not changed. UserError when the budget is too small for it."""
+        self.check(stack)
         return prefix.row.compress(stack, prefix.stats, seed, self.model.dtype)
+
+    @torch.inference_mode()
+    def read_chunked(self, ids: Sequence[int], rows: Sequence[Row]) -> list[tuple[Row, int]]:
+        """Read a context into empty rows, each in chunks of its own stack; the rows afterwards and their largest bytes."""
+        rows, peak = list(rows), [0] * len(rows)
+        while live := [i for i, row in enumerate(rows) if row.seen < len(ids)]:
+            chunks = [ids[rows[i].seen : rows[i].seen + rows[i].stack.chunk] for i in live]
+            grown, run, _ = self._forward([rows[i] for i in live], chunks)
+            for b, i in enumerate(live):
+                peak[i], rows[i] = max(peak[i], grown[b].bytes().total), grown[b].settled(run, b)
+        return [(row.read(), p) for row, p in zip(rows, peak, strict=True)]
 
     @torch.inference_mode()
     def feed(self, rows: Sequence[Row], ids: Sequence[Sequence[int]]) -> tuple[list[Row], Tensor]:
         """Feed each row its own tokens (numbers may differ); returns the rows afterwards and the last logits [B, V]."""
-        grown, run, logits = self._forward(rows, ids, self._step_needs(rows, range(len(rows))))
+        grown, run, logits = self._forward(rows, ids)
         return [row.settled(run, b) for b, row in enumerate(grown)], logits
 
     @torch.inference_mode()
@@ -111,7 +147,7 @@ class Engine:
         """Log-likelihood of each row's targets after its held-back tokens, all fed through the row's own store."""
         lengths = [len(h) for h in held]
         ids = [[*h, *t[:-1]] for h, t in zip(held, targets, strict=True)]
-        rows, run, logits_BLV = self._forward(rows, ids, self._step_needs(rows, range(len(rows))), every=True)
+        rows, run, logits_BLV = self._forward(rows, ids, every=True)
         out = []
         for b, (first, target) in enumerate(zip(lengths, targets, strict=True)):
             logits_LV = logits_BLV[b, first - 1 : first - 1 + len(target)].float()
@@ -124,7 +160,7 @@ class Engine:
     @torch.inference_mode()
     def read(self, rows: Sequence[Row], ids: Sequence[Sequence[int]], reference: Sequence[int] | None = None) -> Step:
         """Feed each row its own chunk and keep all logits: one step of a stream."""
-        grown, run, logits = self._forward(rows, ids, self._step_needs(rows, range(len(rows))), every=True, reference=reference)
+        grown, run, logits = self._forward(rows, ids, every=True, reference=reference)
         settled = [row.settled(run, b) for b, row in enumerate(grown)]
         return Step(settled, logits, [row.bytes().total for row in grown], [run.errors[i] for i in sorted(run.errors)])
 
@@ -137,7 +173,7 @@ class Engine:
         most = [0] * len(asks)  # most rows held so far: only more of them can be a new peak
         peak, reasons, live = [row.bytes().total for row in rows], [""] * len(asks), list(range(len(asks)))
         while live:
-            grown, run, logits = self._forward([rows[i] for i in live], [feed[i] for i in live], self._step_needs(rows, live))
+            grown, run, logits = self._forward([rows[i] for i in live], [feed[i] for i in live])
             for b, (i, token) in enumerate(zip(live, logits.argmax(-1).tolist(), strict=True)):
                 if rows[i].stack.evicts_steps and grown[b].size > most[i]:
                     most[i], peak[i] = grown[b].size, max(peak[i], grown[b].bytes().total)
@@ -147,9 +183,6 @@ class Engine:
         seconds = time.perf_counter() - start
         peak = [max(p, row.bytes().total) for p, row in zip(peak, rows, strict=True)]  # without eviction a row only grows
         return [Answer(tuple(o), r, row, p, seconds) for o, r, row, p in zip(out, reasons, rows, peak, strict=True)]
-
-    def _step_needs(self, rows: Sequence[Row], which: Iterable[int]) -> list[Needs]:
-        return [rows[i].stack.step_needs for i in which]
 
     def _take(self, ask: Ask, out: list[int], token: int) -> str:
         if token in self.eos:
@@ -163,22 +196,22 @@ class Engine:
         self,
         rows: Sequence[Row],
         ids: Sequence[Sequence[int]],
-        needs: Sequence[Needs],
+        needs: Sequence[Needs] | None = None,
         *,
         every: bool = False,
         reference: Sequence[int] | None = None,
     ) -> tuple[list[Row], Forward, Tensor]:
         """One forward: rows with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`."""
         lengths = [len(one) for one in ids]
-        seen = [row.seen for row in rows]
+        starts = [row.next_position for row in rows]
         # Shorter rows are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
         width, device = max(lengths), self.model.device
         ids_BL = torch.tensor([[*one, *[0] * (width - len(one))] for one in ids], device=device)
         # Padding repeats the last position: a model with learned positions has none beyond its limit.
         steps_BL = torch.arange(width, device=device).minimum(torch.tensor(lengths, device=device)[:, None] - 1)
-        positions_BL = torch.tensor(seen, device=device)[:, None] + steps_BL
+        positions_BL = torch.tensor(starts, device=device)[:, None] + steps_BL
         last = sorted({n - 1 for n in lengths})
-        run = Forward(self.shape, [row.layers for row in rows], seen, lengths, needs, self.kv_dtype, reference)
+        run = begin(rows, lengths, self.groups, self.kv_dtype, needs, reference)
         token = CURRENT.set(run)
         try:
             cache = EntryCache(len(self.shape.layers), self.kv_dtype)
@@ -186,7 +219,7 @@ class Engine:
             logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
-        assert sorted(run.new) == list(range(len(self.shape.layers))), "a layer did not reach our attention"
+        assert sorted(run.stats) == list(range(len(self.shape.layers))), "a layer did not reach our attention"
         if not every:
             where = torch.tensor([last.index(n - 1) for n in lengths], device=device)
             logits = logits[torch.arange(len(rows), device=device), where]

@@ -64,7 +64,7 @@ class WindowReader:
     def _window(self, window: Window, results: Sequence[WindowServed], *, first: bool) -> None:
         ids = window.ids
         half = len(ids) // 2 if len(ids) >= SHORTEST else len(ids) - 1
-        start = self._tokens([Row.empty(self.engine.shape)], ids[: half + 1], EXACT_CHUNK)[0]
+        start = self._tokens([self.engine.start()], ids[: half + 1], EXACT_CHUNK)[0]
         if half == len(ids) - 1:
             for one in results:
                 _add(one, window, start, _Tokenwise(start.row))

@@ -112,8 +112,13 @@ class Server:
                 continue
             if waiting and (base + size + sum(w.forecast for w in waiting) > self.limit or len(waiting) >= MOST_ROWS):
                 self._flush(waiting, done)
+            if job.stack.chunked:
+                self._read(ids, job, size, waiting, done)
+                continue
             if prefix is None:
-                read = _attempt(job, lambda: self.engine.prefill(ids, needs_of(one.stack for one in jobs)))
+                read = _attempt(
+                    job, lambda: self.engine.prefill(ids, needs_of(one.stack for one in jobs if not one.stack.chunked))
+                )
                 if isinstance(read, Served):
                     done([replace(read, job=one) for one in jobs[jobs.index(job) :]])
                     return
@@ -124,6 +129,21 @@ class Server:
                 continue
             # A row that aliases the prefix keeps it alive until its wave is done.
             waiting.append(_Waiting(served, size if job.stack.compresses else size + served.context.total))
+
+    def _read(self, ids: Sequence[int], job: Job, size: int, waiting: list[_Waiting], done: Done) -> None:
+        """A context read in chunks, memory bounded by the budget from the first token on."""
+
+        def read() -> Served:
+            start = time.perf_counter()
+            ((row, peak),) = self.engine.read_chunked(ids, [self.engine.start(job.stack, len(ids), job.seed)])
+            timings = {"prefill_s": time.perf_counter() - start, "compress_s": 0.0}
+            return Served(job=job, row=row, context=row.bytes(), peak_prefill=peak, timings=timings)
+
+        served = _attempt(job, read)
+        if served.row is None:
+            done([served])
+        else:
+            waiting.append(_Waiting(served, size))
 
     def _size(self, job: Job, context: int, base: int) -> int:
         size = self.forecast.row(job.stack, context, job.growth)

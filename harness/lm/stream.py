@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.kv.cache import Row
-from harness.kv.memory import predict
 from harness.lm.engine import Engine
 from harness.stages.stack import Stack
 from harness.types import Bytes
@@ -68,9 +67,7 @@ class Read:
 
 def start_row(engine: Engine, stack: Stack, total: int, seed: int) -> Row:
     """A row that compresses from the first chunk on; a fraction or byte budget is solved for `total` tokens (UserError)."""
-    itemsize = engine.kv_dtype.itemsize
-    budget = stack.budget(total, lambda n: predict(stack, engine.shape, n, itemsize, total))
-    return Row.empty(engine.shape, stack, budget, seed)
+    return engine.start(stack, total, seed)
 
 
 def read(engine: Engine, wave: Sequence[Reading], chunk: int) -> list[Read]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from harness.kv.memory import predict
+from harness.kv.memory import predict, solve_budget
 from harness.kv.shape import ModelShape
 from harness.stages.stack import Stack
 from harness.types import UserError
@@ -46,9 +46,10 @@ class Forecast:
 
     def row(self, stack: Stack, context: int, growth: int) -> int:
         """Bytes of one row after `growth` tokens more; UserError when its budget is too small for this context."""
-        budget = stack.budget(context, lambda n: predict(stack, self.shape, n, self.kv_itemsize, context))
+        budget = solve_budget(stack, self.shape, context, self.kv_itemsize)
         kept = context if budget is None else min(budget, context)
-        held = kept if stack.evicts_steps and kept < context else kept + growth
+        growth = min(growth, stack.every) if stack.evicts_steps and kept < context else growth
+        held = kept + (max(growth, stack.chunk) if stack.chunked else growth)
         store = predict(stack, self.shape, held, self.kv_itemsize, context + growth)
         if not stack.compresses:  # shares the prefix, which is counted apart
             store -= self.prefix(context)

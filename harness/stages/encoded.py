@@ -12,11 +12,12 @@ from torch import Tensor
 class RowIndex:
     """Chosen rows of every head, sorted, as a flat index: whole rows are copied, which a gather over channels does not do.
 
-    index_HM counts over an older tensor of rows and, after it, a newer one.
+    index_HM counts over an older tensor of rows and, after it, a newer one. heads: for each of the H heads that are kept, which
+    of the tensor's heads it is; None when they are all of them.
     """
 
-    def __init__(self, index_HM: Tensor) -> None:
-        self.index_HM = index_HM
+    def __init__(self, index_HM: Tensor, heads: Tensor | None = None) -> None:
+        self.index_HM, self.heads = index_HM, heads
         self._flat: dict[int, Tensor] = {}
         self._whole: dict[tuple[int, int], bool] = {}
 
@@ -26,13 +27,17 @@ class RowIndex:
             old, new = torch.cat((old, new), 1), None
         out = old.flatten(0, 1).index_select(0, self._flat_index(old.shape[1])).view(*self.index_HM.shape, *old.shape[2:])
         if new is not None:
-            out[:, -new.shape[1] :] = new
+            out[:, -new.shape[1] :] = self.of_heads(new)
         return out
+
+    def of_heads(self, x: Tensor) -> Tensor:
+        """The kept heads of x [H, ...], all their rows; x itself when they are all."""
+        return x if self.heads is None else x.index_select(0, self.heads)
 
     def _flat_index(self, n: int) -> Tensor:
         if n not in self._flat:
-            heads = torch.arange(self.index_HM.shape[0], device=self.index_HM.device)[:, None]
-            self._flat[n] = (self.index_HM.clamp(max=n - 1) + heads * n).flatten()
+            heads = self.heads if self.heads is not None else torch.arange(len(self.index_HM), device=self.index_HM.device)
+            self._flat[n] = (self.index_HM.clamp(max=n - 1) + heads[:, None] * n).flatten()
         return self._flat[n]
 
     def _keeps_all(self, n: int, length: int) -> bool:
@@ -113,7 +118,7 @@ class Encoded:
             {k: rows.of(t, newer.payload[k] if newer else None) for k, t in self.payload.items()},
             {k: rows.of(t, newer.metadata[k] if newer else None) for k, t in self.metadata.items()},
             int(rows.index_HM.shape[1]),
-            self.shared,
+            {k: rows.of_heads(t) for k, t in self.shared.items()},
             self.clipped + newer.clipped if newer else self.clipped,
         )
 

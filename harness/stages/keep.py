@@ -15,6 +15,15 @@ from harness.stages.protocols import HeadBudget, LayerBudget, LayerView, Scorer
 from harness.types import UserError, require
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Rows that stay, as sorted indices int64 [H, M]: of all heads of the layers named, or of one head of one layer."""
+
+    layers: tuple[int, ...]
+    head: int | None
+    index_HM: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class Keep:
     """A budget of rows per layer and KV head, spent on `sinks` first rows, `recent` newest rows and the top scores between.
@@ -48,50 +57,64 @@ class Keep:
             )
         return self.sinks, recent
 
-    def select(self, views: Sequence[LayerView], tokens: int) -> list[list[Tensor] | None]:
-        """For each layer the kept row indices, sorted int64: one [H, M] when all heads keep as many, else one [1, M] a head.
+    def choose(self, views: Sequence[LayerView], tokens: int) -> list[Choice]:
+        """The kept rows of every layer that holds more than its share of the budget; a layer without a choice keeps all.
 
-        None where everything stays.
+        A view stands for one layer, or for several that hold as many rows.
         """
-        alike: dict[tuple[int, int, torch.device], list[int]] = {}
-        for i, (view, most) in enumerate(zip(views, self.layers.split(tokens, views), strict=True)):
-            if view.n > most:
-                alike.setdefault((view.n, most, view.pos_HN.device), []).append(i)
-        chosen: list[list[Tensor] | None] = [None] * len(views)
-        for (n, most, _), members in alike.items():  # layers that hold and keep as many rows are sorted together
-            for i, index in zip(members, self._select([views[i] for i in members], n, most), strict=True):
-                chosen[i] = index
+        singles = sorted((one for view in views for one in view.layers), key=lambda one: one.layer)
+        share = {one.layer: most for one, most in zip(singles, self.layers.split(tokens, singles), strict=True)}
+        chosen = []
+        for view in views:
+            alike: dict[int, list[int]] = {}
+            for k, one in enumerate(view.layers):
+                if one.n > share[one.layer]:
+                    alike.setdefault(share[one.layer], []).append(k)
+            if not alike:
+                continue
+            scores_LHN = self._scores(view)
+            for most, members in alike.items():  # layers that keep as many rows are sorted together
+                whole = len(members) == len(scores_LHN)
+                some_LHN = scores_LHN if whole else scores_LHN[torch.tensor(members, device=scores_LHN.device)]
+                chosen += self._select([view.layers[k] for k in members], some_LHN, most)
         return chosen
 
     def _scores(self, view: LayerView) -> Tensor:
-        scores_HN = self.scorer.score(view)
-        if scores_HN.shape != view.pos_HN.shape:
-            wanted, given = tuple(view.pos_HN.shape), tuple(scores_HN.shape)
-            raise UserError(f"keep.scorer={type(self.scorer).__name__} gave scores of shape {given}, not [H, N] = {wanted}")
-        return scores_HN
+        """[L, H, N] for the L layers of a view."""
+        name = type(self.scorer).__name__
+        parts = (view,) if self.scorer.joint else view.layers
+        found = []
+        for part in parts:
+            scores_HN = self.scorer.score(part)
+            if scores_HN.shape != part.pos_HN.shape:
+                wanted, given = tuple(part.pos_HN.shape), tuple(scores_HN.shape)
+                raise UserError(f"keep.scorer={name} gave scores of shape {given}, not [H, N] = {wanted}")
+            found.append(scores_HN.float())
+        scores_HN = found[0] if len(found) == 1 else torch.cat(found)
+        scores_LHN: Tensor = scores_HN.unflatten(0, (len(view.layers), -1))  # type: ignore[no-untyped-call]
+        return scores_LHN
 
-    def _select(self, views: Sequence[LayerView], n: int, tokens: int) -> list[list[Tensor]]:
+    def _select(self, views: Sequence[LayerView], scores_LHN: Tensor, tokens: int) -> list[Choice]:
         sinks, recent = self.protected(tokens)
+        n = scores_LHN.shape[-1]
         stop = n - recent
-        scores_KHM = torch.stack([self._scores(view)[:, sinks:stop].float() for view in views])
-        finite_K = torch.isfinite(scores_KHM).flatten(1).all(1)
-        if not bool(finite_K.all()):
-            layer = views[int(finite_K.int().argmin())].layer
+        scores_LHM = scores_LHN[..., sinks:stop]
+        if not bool(torch.isfinite(scores_LHM).all()):
+            layer = views[int(torch.isfinite(scores_LHM).flatten(1).all(1).int().argmin())].layer
             raise UserError(f"keep.scorer={type(self.scorer).__name__} gave a score that is not finite in layer {layer}")
-        order_KHM = scores_KHM.argsort(dim=-1, descending=True, stable=True)
-        first, last = torch.arange(sinks, device=order_KHM.device), torch.arange(stop, n, device=order_KHM.device)
+        order_LHM = scores_LHM.argsort(dim=-1, descending=True, stable=True)
+        first, last = torch.arange(sinks, device=order_LHM.device), torch.arange(stop, n, device=order_LHM.device)
 
         def kept(order: Tensor, count: int) -> Tensor:
             middle = order[..., :count].sort(-1).values + sinks
             return torch.cat((first.expand(*middle.shape[:-1], -1), middle, last.expand(*middle.shape[:-1], -1)), -1)
 
-        counts = [
-            self.heads.split(tokens - sinks - recent, scores_HM, view.layer)
-            for view, scores_HM in zip(views, scores_KHM, strict=True)
-        ]
+        free = tokens - sinks - recent
+        counts = [self.heads.split(free, scores_HM, view.layer) for view, scores_HM in zip(views, scores_LHM, strict=True)]
         if len({count for layer in counts for count in layer}) == 1:
-            return [[index_HM] for index_HM in kept(order_KHM, counts[0][0])]
+            return [Choice(tuple(view.layer for view in views), None, kept(order_LHM, counts[0][0]).flatten(0, 1))]
         return [
-            [kept(order_HM[h : h + 1], count) for h, count in enumerate(layer)]
-            for order_HM, layer in zip(order_KHM, counts, strict=True)
+            Choice((view.layer,), h, kept(order_HM[h : h + 1], count))
+            for view, order_HM, layer in zip(views, order_LHM, counts, strict=True)
+            for h, count in enumerate(layer)
         ]

@@ -30,6 +30,9 @@ class Needs:
     queries: int = 0
     query_moments: bool = False
 
+    def __bool__(self) -> bool:
+        return self.column_sums or self.queries > 0 or self.query_moments
+
     def __or__(self, other: Needs) -> Needs:
         return Needs(
             self.column_sums or other.column_sums,
@@ -50,8 +53,20 @@ class Stats:
 
     def tensors(self) -> list[Tensor]:
         """Everything recorded."""
-        fields = (self.column_sums_HN, self.queries_QWD, self.query_mean_QD, self.query_cov_QDD)
-        return [t for t in fields if t is not None]
+        return [t for t in self._fields() if t is not None]
+
+    def _fields(self) -> tuple[Tensor | None, ...]:
+        return self.column_sums_HN, self.queries_QWD, self.query_mean_QD, self.query_cov_QDD
+
+    @staticmethod
+    def join(layers: Sequence[Stats]) -> Stats:
+        """Statistics of several layers, their heads one after another."""
+        first = layers[0]
+        if len(layers) == 1 or not first.tensors():
+            return first
+        columns = zip(*(one._fields() for one in layers), strict=True)
+        sums, queries, mean, cov = (None if c[0] is None else torch.cat([t for t in c if t is not None]) for c in columns)
+        return Stats(sums, queries, first.scaling, mean, cov)
 
 
 class Rope(Protocol):
@@ -68,7 +83,11 @@ class Rope(Protocol):
 
 @dataclass(frozen=True)
 class LayerView:
-    """One layer as a scorer sees it: decoded rows in position order, and the statistics it declared in `needs`."""
+    """One layer as a scorer sees it: decoded rows in position order, and the statistics it declared in `needs`.
+
+    A scorer that is `joint` gets several layers that hold as many rows in one view, their heads one after another; `each` are
+    then the views of the single layers.
+    """
 
     layer: int
     seen: int  # tokens seen so far; the newest stored row stands at seen - 1
@@ -78,6 +97,12 @@ class LayerView:
     read_values: Callable[[], Tensor]
     seed: int = 0  # of the example, for scorers that draw lots
     rope: Rope | None = None  # None where the model has no rotary positions
+    each: tuple[LayerView, ...] = ()
+
+    @property
+    def layers(self) -> tuple[LayerView, ...]:
+        """The views of the single layers."""
+        return self.each or (self,)
 
     @property
     def n(self) -> int:
@@ -117,8 +142,9 @@ class Scorer(Protocol):
     Inherit from it and write `score`; the other members have defaults.
     """
 
-    phases: ClassVar[tuple[str, ...]] = ("prefill", "always")
+    phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked", "always", "every_n")
     keeps_state: ClassVar[bool] = False  # True: column sums live on in the store and count as bytes
+    joint: ClassVar[bool] = False  # True: score() treats every head by itself and may get many layers at once: faster
 
     @property
     def needs(self) -> Needs:

@@ -10,13 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.stages.budget.uniform import Uniform as UniformLayers
 from harness.stages.codec.exact import Exact
 from harness.stages.heads.uniform import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.protocols import Codec, Needs
 from harness.types import UserError, require
 
-PHASES = ("prefill", "always")
+PHASES = ("prefill", "chunked", "always", "every_n")
+POSITIONS = ("original", "cache")
 READS = ("every_step", "cached")
 
 
@@ -24,10 +26,13 @@ READS = ("every_step", "cached")
 class Stack:
     """What happens to the cache.
 
-    phase: "prefill" compresses the context once and lets the answer's rows join the store; "always" also evicts after every
-        forward, back to the same budget. Codecs encode new rows in both.
+    phase: "prefill" compresses the context once and lets the answer's rows join the store. "always" also evicts after every
+        forward, back to the same budget, "every_n" when `every` tokens have joined since. "chunked" reads the context in
+        chunks of `chunk` tokens and evicts after each: memory is bounded from the first token; the answer's rows join the
+        store. Codecs encode new rows in all of them.
     read: "every_step" decodes the store whenever it is read; "cached" keeps a decoded copy, counted as scratch bytes.
-    positions: "original": a row keeps the rotation of the position it was seen at.
+    positions: "original": a row keeps the rotation of the position it was seen at. "cache": keys are stored without rotation
+        and turned to their place in the cache whenever they are read, as StreamingLLM does; the newest query stands at the end.
     """
 
     keep: Keep | None = None
@@ -36,13 +41,20 @@ class Stack:
     phase: str = "prefill"
     positions: str = "original"
     read: str = "every_step"
+    chunk: int = 256
+    every: int = 1
 
     def __post_init__(self) -> None:
         for role in ("keys", "values"):
             codec: Any = getattr(self, role)
             object.__setattr__(self, role, codec.for_role(role) if hasattr(codec, "for_role") else codec)
         require(self.phase in PHASES, "compress.phase", self.phase, f"allowed are {', '.join(PHASES)}")
-        require(self.positions == "original", "compress.positions", self.positions, "allowed is original")
+        require(self.positions in POSITIONS, "compress.positions", self.positions, f"allowed are {', '.join(POSITIONS)}")
+        for name in ("chunk", "every"):
+            number = getattr(self, name)
+            ok = isinstance(number, int) and number > 0
+            require(ok, f"compress.{name}", number, "a positive number of tokens")
+        require(self.every == 1 or self.phase == "every_n", "compress.every", self.every, "it needs compress.phase=every_n")
         require(self.read in READS, "compress.read", self.read, f"allowed are {', '.join(READS)}")
         if self.keep is not None:
             self._check_pair(self.keep)
@@ -51,9 +63,19 @@ class Stack:
         scorer = type(keep.scorer).__name__
         allowed = ", ".join(keep.scorer.phases)
         require(self.phase in keep.scorer.phases, "compress.phase", self.phase, f"{scorer} runs in {allowed}")
+        uniform = isinstance(keep.heads, UniformHeads)
+        if self.positions == "cache" and not (uniform and isinstance(keep.layers, UniformLayers)):
+            raise UserError(
+                "compress.positions='cache' needs heads and layers that hold as many rows: a query has one place in the cache; "
+                "legal are uniform keep.layers and keep.heads, or positions=original"
+            )
+        if self.positions == "cache" and self.needs.query_moments:
+            raise UserError(
+                f"compress.positions='cache' with {scorer} is not possible: it predicts queries at original positions"
+            )
         if self.phase == "prefill":
             return
-        if not isinstance(keep.heads, UniformHeads):
+        if not uniform:
             raise UserError(
                 f"compress.phase={self.phase!r} with keep.heads={type(keep.heads).__name__} is not possible: heads that hold "
                 "different numbers of rows are chosen once; legal are phase=prefill or uniform heads"
@@ -72,18 +94,19 @@ class Stack:
         return self.keep.scorer.needs if self.keep else Needs()
 
     @property
-    def step_needs(self) -> Needs:
-        """Statistics to record in every later forward."""
-        return self.needs if self.evicts_steps else Needs()
+    def evicts_steps(self) -> bool:
+        """Whether rows are evicted after the context too."""
+        return self.keep is not None and self.phase in ("always", "every_n")
 
     @property
-    def evicts_steps(self) -> bool:
-        return self.keep is not None and self.phase != "prefill"
+    def chunked(self) -> bool:
+        """Whether the context is read in chunks, with evictions between them."""
+        return self.keep is not None and self.phase == "chunked"
 
     @property
     def keeps_state(self) -> bool:
-        """Whether column sums live on in the store."""
-        return self.evicts_steps and self.keep is not None and self.keep.scorer.keeps_state
+        """Whether column sums live on in the store while it evicts."""
+        return self.keep is not None and self.phase != "prefill" and self.keep.scorer.keeps_state
 
     @property
     def compresses(self) -> bool:
@@ -100,8 +123,8 @@ class Stack:
         except UserError as error:
             asked = self.keep.budget
             raise UserError(f"a budget of {asked.value:g} {asked.unit} is {tokens} rows here: {error}") from None
-        residual = max(self.keys.residual, self.values.residual)
-        if self.evicts_steps and residual > recent:
+        residual = max(codec.residual + codec.flush - 1 for codec in (self.keys, self.values))
+        if self.phase != "prefill" and residual > recent:
             raise UserError(
                 f"compress.phase={self.phase!r} evicts from the {residual} exact newest rows of the codec while only {recent} "
                 f"are protected: legal are keep.recent >= {residual}, codec residual <= {recent}, or phase=prefill"

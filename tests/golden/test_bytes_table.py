@@ -16,6 +16,7 @@ from harness.lm.engine import Engine, Prefix
 from harness.stages.budget.amount import Amount
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
+from harness.stages.encoded import Heads
 from harness.stages.keep import Keep
 from harness.stages.protocols import Needs, Stats
 from harness.stages.score.h2o import H2O
@@ -66,7 +67,7 @@ def test_tiny_a_in_four_bits(residual: int, total: int) -> None:
 def test_tiny_a_evicted_to_64_rows() -> None:
     """Case 23: KV heads are stored, not query heads. Positions and scores are counted beside the rows."""
     row = compressed(Stack(keep=conf_tree.keep("h2o", 64)))
-    assert {t.shape[0] for layer in row.layers for part in layer for _, t in part.tensors()} == {2}
+    assert {t.shape[0] for part in row.parts for _, t in part.tensors()} == {4 * 2}  # layers x KV heads
     assert row.bytes().allocated == {"payload": 131_072, "positions": 2_048}
     always = compressed(Stack(keep=conf_tree.keep("h2o", 64), phase="always"))
     assert always.bytes().allocated == {"payload": 131_072, "positions": 2_048, "state": 2_048}
@@ -116,8 +117,10 @@ def test_worked_example() -> None:
     shape = ModelShape((LayerShape(32, 128, 128),), 32)
     assert shape.full_bytes(1000, 2) == 16_384_000
     x = torch.randn(32, 1000, 128, generator=torch.Generator().manual_seed(0)).half()
-    part = Part(0, 32, Side.of(x, conf_tree.member("codec", "exact"), None), Side.of(x.clone(), Stack().values, None))
-    row = Row(shape, Stack(), ((part,),), 1000)
+    part = Part(
+        Heads((0,), 0, 32), Side.of(x, conf_tree.member("codec", "exact"), None), Side.of(x.clone(), Stack().values, None)
+    )
+    row = Row(shape, Stack(), (part,), 1000)
     sums = torch.rand(32, 1000, generator=torch.Generator().manual_seed(1))
     keep = Keep(scorer=H2O(), sinks=4, recent=32, budget=Amount(unit="tokens", value=64))
     stats = Stats(sums, None, 1.0)
@@ -153,7 +156,7 @@ def test_measured_bytes_are_the_storages_and_the_prediction(name: str, dtype: to
             if step:
                 (row,), _ = run.feed([row], [ids(step, seed=step)])
             held = row.bytes()
-            tensors = [t for layer in row.layers for part in layer for _, t in part.tensors()]
+            tensors = [t for part in row.parts for _, t in part.tensors()]
             storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
             assert held.total == sum(storages.values())
             assert nonzero(held.logical) == nonzero(held.allocated)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from harness.kv.attention import CURRENT, Forward
-from harness.kv.cache import Row
+from harness.kv.attention import CURRENT
+from harness.kv.cache import Row, begin
 from harness.kv.compat import EntryCache, forward
 from harness.lm.engine import Engine
 from harness.stages.protocols import Needs
@@ -27,7 +27,7 @@ ALL, LAST = slice(None), torch.tensor([-1])  # logits asked for
 
 def all_logits(engine: Engine, row: Row, tokens: list[int], needs: Needs) -> tuple[Row, Tensor]:
     """One forward of the engine's parts with the logits of all its tokens [L, V]."""
-    run = Forward(engine.shape, [row.layers], [row.seen], [len(tokens)], [needs], engine.kv_dtype)
+    run = begin([row], [len(tokens)], engine.groups, engine.kv_dtype, [needs])
     held = CURRENT.set(run)
     try:
         cache = EntryCache(len(engine.shape.layers), engine.kv_dtype)
@@ -54,7 +54,7 @@ def calls(lengths: Sequence[int] = CALLS[0]) -> list[list[int]]:
 def test_every_logit_equals_stock(family: str, kv_heads: int) -> None:
     engine, model = tiny_models.engine(family, kv_heads), tiny(family, "sdpa", kv_heads)
     for needs, lengths in product((Needs(), EVERYTHING), CALLS):
-        cache, row, seen = DynamicCache(config=model.config), Row.empty(engine.shape), 0
+        cache, row, seen = DynamicCache(config=model.config), engine.start(), 0
         for tokens in calls(lengths):
             expected = stock_logits(model, cache, seen, tokens, ALL)
             row, found = all_logits(engine, row, tokens, needs)
@@ -78,11 +78,11 @@ def test_the_engine_gives_stock_last_logits_and_rows(family: str) -> None:
         assert torch.equal(logits, expected)
         seen += len(tokens)
     for i, layer in enumerate(engine.shape.layers):
-        (part,) = row.layers[i]
+        ((part, at),) = row.slots[i]
         k, v = cache.layers[i].keys[0], cache.layers[i].values[0]
         assert part.n == layer.held(seen)
-        assert torch.equal(part.keys.read(torch.float32), k[:, -part.n :])
-        assert torch.equal(part.values.read(torch.float32), v[:, -part.n :])
+        assert torch.equal(part.keys.read(torch.float32, at), k[:, -part.n :])
+        assert torch.equal(part.values.read(torch.float32, at), v[:, -part.n :])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -92,7 +92,7 @@ def test_half_precision_models_equal_stock_too(dtype: torch.dtype) -> None:
         config = tiny_models.config(family)
         engine = Engine(tiny_models.build(config, "kv_harness", dtype), dtype)
         model = tiny_models.build(config, "sdpa", dtype)
-        cache, row, seen = DynamicCache(config=model.config), Row.empty(engine.shape), 0
+        cache, row, seen = DynamicCache(config=model.config), engine.start(), 0
         for tokens in calls():
             expected = stock_logits(model, cache, seen, tokens, ALL)
             row, found = all_logits(engine, row, tokens, EVERYTHING)
@@ -107,7 +107,7 @@ def test_the_sliding_window_is_honoured() -> None:
     with_window, without = tiny_models.engine("mistral"), tiny_models.engine("mistral_full")
     assert with_window.shape.layers[0].window == tiny_models.WINDOW
     assert without.shape.layers[0].window is None
-    (_, a), (_, b) = (all_logits(e, Row.empty(e.shape), tokens, Needs()) for e in (with_window, without))
+    (_, a), (_, b) = (all_logits(e, e.start(), tokens, Needs()) for e in (with_window, without))
     assert torch.equal(a[: tiny_models.WINDOW], b[: tiny_models.WINDOW])
     assert float((a[-1] - b[-1]).abs().max()) > 1e-2
 
@@ -124,7 +124,7 @@ def test_rounding_to_the_cache_dtype_happens_before_attention() -> None:
             found: tuple[Tensor, Tensor] = super().update(k, v, *args, **kwargs)
             return found
 
-    cache, row, seen = Rounding(config=model.config), Row.empty(engine.shape), 0
+    cache, row, seen = Rounding(config=model.config), engine.start(), 0
     for tokens in calls():
         expected = stock_logits(model, cache, seen, tokens, ALL)
         row, found = all_logits(engine, row, tokens, Needs())

@@ -23,7 +23,7 @@ from harness.stages.score.snapkv import SnapKV
 from harness.stages.score.tova import Tova
 from harness.types import UserError
 from tests import conf_tree
-from tests.kept import same_rows
+from tests.kept import kept_rows, same_rows
 from tests.oracles import hand
 from tests.oracles import keep as oracle
 
@@ -47,7 +47,7 @@ def view(q_QTD: Tensor, k_HTD: Tensor, queries: int = 64, **fields: Any) -> Laye
 
 def select(keep: Keep, found: LayerView, tokens: int) -> list[list[int]]:
     """Kept rows per KV head."""
-    (index,) = keep.select([found], tokens)
+    (index,) = kept_rows(keep, [found], tokens)
     if index is None:
         return [list(range(found.n)) for _ in range(found.pos_HN.shape[0])]
     return [row.tolist() for part in index for row in part]
@@ -196,7 +196,7 @@ def test_layers_and_heads_get_their_own_numbers() -> None:
     q, k = tensors(4, 2, 40)
     keep = rule(KeyNorm(), sinks=2, recent=3, layers=Falling(), heads=First())
     scores = oracle.knorm_scores(k)
-    for index, budget in zip(keep.select([view(q, k)] * 3, 16), (20, 16, 12), strict=True):
+    for index, budget in zip(kept_rows(keep, [view(q, k)] * 3, 16), (20, 16, 12), strict=True):
         assert index is not None
         for row, score, extra in zip(index, scores, (2, -2), strict=True):
             assert row.shape == (1, budget + extra)

@@ -11,7 +11,7 @@ from harness.kv.memory import measure
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
-from harness.stages.encoded import RowIndex
+from harness.stages.encoded import Heads, RowIndex
 from harness.stages.protocols import Codec
 from harness.types import KV, UserError
 from tests import conf_tree
@@ -32,7 +32,7 @@ def new(n: int, start: int, heads: int = 2) -> KV:
 
 def part(n: int, codec: Codec | None = None, heads: int = 2) -> Part:
     kv, codec = new(n, 0, heads), codec or Exact()
-    return Part(0, heads, Side.of(kv.k_HND, codec, None), Side.of(kv.v_HND, codec, None))
+    return Part(Heads((0,), 0, heads), Side.of(kv.k_HND, codec, None), Side.of(kv.v_HND, codec, None))
 
 
 def content(found: Part) -> list[Tensor]:
@@ -122,10 +122,15 @@ def test_taken_rows_are_the_rows_with_their_positions_and_hold_only_their_own_by
 
 def test_heads_with_their_own_number_of_rows_hold_only_their_own_bytes() -> None:
     store = part(50)
-    parts = [store.head(h).take(torch.arange(n)[None] * 2, 50) for h, n in enumerate((5, 20))]
+    parts = [store.take(torch.arange(n)[None] * 2, 50, head=h) for h, n in enumerate((5, 20))]
     held = measure(pair for p in parts for pair in p.tensors())
     assert held.total == held.logical["payload"] + held.logical["positions"] == 25 * (2 * D * 4 + 4)
-    grown = [p.append(new(3, 50), None).append(new(1, 53), None) for p in parts]
+
+    def one(n: int, start: int, head: int) -> KV:
+        kv = new(n, start)
+        return KV(*(x[head : head + 1] for x in (kv.k_HND, kv.v_HND, kv.pos_HN)))
+
+    grown = [p.append(one(3, 50, h), None).append(one(1, 53, h), None) for h, p in enumerate(parts)]
     held = measure(pair for p in grown for pair in p.tensors())
     assert held.total == (25 + 2 * 4) * (2 * D * 4 + 4)
     assert grown[1].positions(54)[0].tolist() == [*range(0, 40, 2), 50, 51, 52, 53]
@@ -141,7 +146,7 @@ def test_the_newest_rows_of_a_sliding_layer_release_the_others() -> None:
 
 def test_sums_follow_their_rows() -> None:
     store = part(6)
-    store = Part(0, 2, store.keys, store.values, None, torch.arange(12.0).view(2, 6))
+    store = Part(Heads((0,), 0, 2), store.keys, store.values, None, torch.arange(12.0).view(2, 6))
     kept = store.take(torch.tensor([[0, 5], [2, 3]]), 6)
     assert kept.sums_HN is not None
     assert kept.sums_HN.tolist() == [[0, 5], [8, 9]]

@@ -59,7 +59,7 @@ def test_a_score_of_the_wrong_shape_is_refused() -> None:
     pos = torch.arange(10, dtype=torch.int32).expand(2, 10)
     view = LayerView(0, 10, pos, Stats(), lambda: torch.zeros(2, 10, 4), lambda: torch.zeros(2, 10, 4))
     with pytest.raises(UserError, match=r"Short gave scores of shape \(2, 9\), not \[H, N\] = \(2, 10\)"):
-        Keep(scorer=Short(), budget=Amount(unit="tokens", value=4)).select([view], 4)
+        Keep(scorer=Short(), budget=Amount(unit="tokens", value=4)).choose([view], 4)
 
 
 @pytest.mark.parametrize("value", ["good", None])

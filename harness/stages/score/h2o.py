@@ -18,6 +18,7 @@ class H2O(Scorer):
     lose their sum; new rows start at 0. In every phase but `prefill` the sums live on in the store and count as bytes.
     """
 
+    joint: ClassVar[bool] = True
     keeps_state: ClassVar[bool] = True
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from harness.stages.protocols import LayerView, Scorer
 @dataclass(frozen=True, kw_only=True)
 class KeyNorm(Scorer):
     """L2 norm of keys (arXiv 2406.11430): a low norm draws attention, so the score is -||k||."""
+
+    joint: ClassVar[bool] = True
 
     def score(self, view: LayerView) -> Tensor:
         norms_HN: Tensor = torch.linalg.vector_norm(view.k_HND, dim=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,6 +13,8 @@ from harness.stages.protocols import LayerView, Scorer
 @dataclass(frozen=True, kw_only=True)
 class Recency(Scorer):
     """Score = position. With sinks this is StreamingLLM (arXiv 2309.17453) at original positions; without, a plain window."""
+
+    joint: ClassVar[bool] = True
 
     def score(self, view: LayerView) -> Tensor:
         return view.pos_HN.float()

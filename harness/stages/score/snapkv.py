@@ -20,9 +20,11 @@ class SnapKV(Scorer):
     pooling sees only the rows before it. Once, after prefill; decoding then grows the store.
     """
 
+    joint: ClassVar[bool] = True
+
     window: int = 32
     kernel: int = 7
-    phases: ClassVar[tuple[str, ...]] = ("prefill",)
+    phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked")
 
     def __post_init__(self) -> None:
         ok = isinstance(self.window, int) and self.window > 0

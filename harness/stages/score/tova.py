@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,13 +17,17 @@ class Tova(Scorer):
     As in the paper no row is protected by its age, the newest one included.
     """
 
+    joint: ClassVar[bool] = True
+
     @property
     def needs(self) -> Needs:
         return Needs(queries=1)
 
     def score(self, view: LayerView) -> Tensor:
         weights_HN = view.window_attention(1)[:, 0]
-        return weights_HN.mean(0, keepdim=True).expand_as(weights_HN)
+        weights_LHN = weights_HN.unflatten(0, (len(view.layers), -1))  # type: ignore[no-untyped-call]
+        mean_LHN: Tensor = weights_LHN.mean(1, keepdim=True).expand_as(weights_LHN)
+        return mean_LHN.flatten(0, 1)
 
     def default_recent(self, tokens: int, sinks: int) -> int:
         return 0
