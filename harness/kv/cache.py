@@ -71,7 +71,7 @@ class Row:
     @property
     def next_position(self) -> int:
         """Position at which the next token is fed: as many as were seen, or the next place in the cache."""
-        if not self.unrotated or not self.parts:
+        if not (self.unrotated and self.parts and self.shape.full_layers):
             return self.seen
         return self.slots[self.shape.full_layers[0]][0].part.n
 
@@ -224,30 +224,6 @@ class Row:
     def codec_info(self) -> dict[str, Any]:
         """What the record says of how keys and values are stored."""
         return codec_info(self.stack, self.parts)
-
-
-def begin(
-    rows: Sequence[Row],
-    lengths: Sequence[int],
-    groups: Sequence[tuple[int, ...]],
-    kv_dtype: torch.dtype,
-    needs: Sequence[Needs] | None = None,
-    reference: Sequence[int] | None = None,
-) -> Forward:
-    """The forward that feeds rows so many new tokens each; needs: what to record instead of what their stacks ask for."""
-    return Forward(
-        shape=rows[0].shape,
-        groups=groups,
-        stores=[row.slots for row in rows],
-        seen=[row.seen for row in rows],
-        lengths=lengths,
-        needs=needs or [row.needs for row in rows],
-        kv_dtype=kv_dtype,
-        ropes=rows[0].ropes,
-        starts=[row.next_position for row in rows],
-        unrotated=[row.unrotated for row in rows],
-        reference=reference,
-    )
 
 
 def _own(x_HND: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.kv.attention import CURRENT, NAME, Forward
-from harness.kv.cache import Row, begin
+from harness.kv.cache import Row
 from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
 from harness.kv.memory import solve_budget
 from harness.kv.rope import ropes_of
@@ -184,6 +184,28 @@ class Engine:
         peak = [max(p, row.bytes().total) for p, row in zip(peak, rows, strict=True)]  # without eviction a row only grows
         return [Answer(tuple(o), r, row, p, seconds) for o, r, row, p in zip(out, reasons, rows, peak, strict=True)]
 
+    def begin(
+        self,
+        rows: Sequence[Row],
+        lengths: Sequence[int],
+        needs: Sequence[Needs] | None = None,
+        reference: Sequence[int] | None = None,
+    ) -> Forward:
+        """What attention must know to feed rows so many new tokens each; needs: what to record instead of what they ask for."""
+        return Forward(
+            shape=self.shape,
+            groups=self.groups,
+            stores=[row.slots for row in rows],
+            seen=[row.seen for row in rows],
+            lengths=lengths,
+            needs=needs or [row.needs for row in rows],
+            kv_dtype=self.kv_dtype,
+            ropes=self.ropes,
+            starts=[row.next_position for row in rows],
+            unrotated=[row.unrotated for row in rows],
+            reference=reference,
+        )
+
     def _take(self, ask: Ask, out: list[int], token: int) -> str:
         if token in self.eos:
             return "eos"
@@ -211,7 +233,7 @@ class Engine:
         steps_BL = torch.arange(width, device=device).minimum(torch.tensor(lengths, device=device)[:, None] - 1)
         positions_BL = torch.tensor(starts, device=device)[:, None] + steps_BL
         last = sorted({n - 1 for n in lengths})
-        run = begin(rows, lengths, self.groups, self.kv_dtype, needs, reference)
+        run = self.begin(rows, lengths, needs, reference)
         token = CURRENT.set(run)
         try:
             cache = EntryCache(len(self.shape.layers), self.kv_dtype)

@@ -90,7 +90,12 @@ class WindowReader:
         ready: list[tuple[WindowServed, Row]] = []
         for one in results:
             try:
-                ready.append((one, self.engine.compress(prefix, one.served.job.stack, one.served.job.seed)))
+                job = one.served.job
+                if job.stack.chunked:
+                    row, _ = self.engine.read_chunked(ids, [self.engine.start(job.stack, len(ids), job.seed)])[0]
+                else:
+                    row = self.engine.compress(prefix, job.stack, job.seed)
+                ready.append((one, row))
             except UserError as error:
                 one.served = replace(one.served, status="refused", error=str(error))
         return prefix, ready

@@ -103,6 +103,8 @@ class Server:
 
     def _context(self, ids: Sequence[int], jobs: list[Job], waiting: list[_Waiting], done: Done) -> None:
         """One exact prefill, then a row for every job; rows wait until their wave is full."""
+        self._chunked(ids, [job for job in jobs if job.stack.chunked], waiting, done)
+        jobs = [job for job in jobs if not job.stack.chunked]
         base = self.forecast.prefix(len(ids))
         prefix: Prefix | None = None
         for job in jobs:
@@ -112,13 +114,8 @@ class Server:
                 continue
             if waiting and (base + size + sum(w.forecast for w in waiting) > self.limit or len(waiting) >= MOST_ROWS):
                 self._flush(waiting, done)
-            if job.stack.chunked:
-                self._read(ids, job, size, waiting, done)
-                continue
             if prefix is None:
-                read = _attempt(
-                    job, lambda: self.engine.prefill(ids, needs_of(one.stack for one in jobs if not one.stack.chunked))
-                )
+                read = _attempt(job, lambda: self.engine.prefill(ids, needs_of(one.stack for one in jobs)))
                 if isinstance(read, Served):
                     done([replace(read, job=one) for one in jobs[jobs.index(job) :]])
                     return
@@ -130,20 +127,43 @@ class Server:
             # A row that aliases the prefix keeps it alive until its wave is done.
             waiting.append(_Waiting(served, size if job.stack.compresses else size + served.context.total))
 
-    def _read(self, ids: Sequence[int], job: Job, size: int, waiting: list[_Waiting], done: Done) -> None:
-        """A context read in chunks, memory bounded by the budget from the first token on."""
+    def _chunked(self, ids: Sequence[int], jobs: Sequence[Job], waiting: list[_Waiting], done: Done) -> None:
+        """Rows that read the context in chunks, in lockstep: memory is bounded by their budgets from the first token on."""
+        ready: list[_Waiting] = []
 
-        def read() -> Served:
-            start = time.perf_counter()
-            ((row, peak),) = self.engine.read_chunked(ids, [self.engine.start(job.stack, len(ids), job.seed)])
-            timings = {"prefill_s": time.perf_counter() - start, "compress_s": 0.0}
-            return Served(job=job, row=row, context=row.bytes(), peak_prefill=peak, timings=timings)
+        def read_all() -> None:
+            rows = run_halving(lambda wave: self._read(ids, wave), [one.served for one in ready], _failed)
+            done([served for served in rows if served.status != "ok"])
+            for one, served in zip(ready, rows, strict=True):
+                if served.status == "ok":
+                    waiting.append(_Waiting(served, one.forecast))
+            ready.clear()
 
-        served = _attempt(job, read)
-        if served.row is None:
-            done([served])
-        else:
-            waiting.append(_Waiting(served, size))
+        for job in jobs:
+            size = _attempt(job, lambda job=job: self._size(job, len(ids), 0))  # type: ignore[misc]
+            row = _attempt(job, lambda job=job: self.engine.start(job.stack, len(ids), job.seed))  # type: ignore[misc]
+            if isinstance(size, Served):
+                done([size])
+                continue
+            if isinstance(row, Served):
+                done([row])
+                continue
+            used = sum(one.forecast for one in [*waiting, *ready])
+            if used + size > self.limit or len(waiting) + len(ready) >= MOST_ROWS:
+                read_all()
+                self._flush(waiting, done)
+            ready.append(_Waiting(Served(job=job, row=row), size))
+        if ready:
+            read_all()
+
+    def _read(self, ids: Sequence[int], wave: Sequence[Served]) -> list[Served]:
+        start = time.perf_counter()
+        rows = self.engine.read_chunked(ids, [_row(served) for served in wave])
+        timings = {"prefill_s": time.perf_counter() - start, "compress_s": 0.0}
+        return [
+            replace(served, row=row, context=row.bytes(), peak_prefill=peak, timings=timings)
+            for served, (row, peak) in zip(wave, rows, strict=True)
+        ]
 
     def _size(self, job: Job, context: int, base: int) -> int:
         size = self.forecast.row(job.stack, context, job.growth)

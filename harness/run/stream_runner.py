@@ -90,7 +90,7 @@ class StreamRunner:
             yield wave
 
     def _size(self, stack: Stack, total: int) -> int:
-        if stack.keep is not None and not stack.evicts_steps and not self.task.context:
+        if stack.keep is not None and stack.phase == "prefill" and not self.task.context:
             raise UserError(ONCE)
         context = self.task.context or total
         size = self.forecast.row(stack, context, total - self.task.context)
@@ -118,6 +118,9 @@ class StreamRunner:
         def row(stack: Stack, seed: int) -> Row:
             if prefix is None:
                 return start_row(self.engine, stack, len(ids), seed)
+            if stack.chunked:
+                start = start_row(self.engine, stack, self.task.context, seed)
+                return self.engine.read_chunked(ids[: self.task.context], [start])[0][0]
             return self.engine.compress(prefix, stack, seed)
 
         if work[0].cell.stack.compresses:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from harness.kv.attention import CURRENT
-from harness.kv.cache import Row, begin
+from harness.kv.cache import Row
 from harness.kv.compat import EntryCache, forward
 from harness.lm.engine import Engine
 from harness.stages.protocols import Needs
@@ -27,7 +27,7 @@ ALL, LAST = slice(None), torch.tensor([-1])  # logits asked for
 
 def all_logits(engine: Engine, row: Row, tokens: list[int], needs: Needs) -> tuple[Row, Tensor]:
     """One forward of the engine's parts with the logits of all its tokens [L, V]."""
-    run = begin([row], [len(tokens)], engine.groups, engine.kv_dtype, [needs])
+    run = engine.begin([row], [len(tokens)], [needs])
     held = CURRENT.set(run)
     try:
         cache = EntryCache(len(engine.shape.layers), engine.kv_dtype)
