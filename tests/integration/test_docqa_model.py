@@ -11,6 +11,15 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from hydra.utils import instantiate
+
+from harness.kv.attention import NAME
+from harness.lm.engine import Engine
+from harness.lm.load import load
+from harness.stages.codec.int_groups import IntGroups
+from harness.stages.stack import Stack
+from tests import conf_tree
+from tests.integration.test_model_load import configured
 
 ROOT = Path(__file__).resolve().parents[2]
 N = 8
@@ -45,3 +54,22 @@ def test_the_score_reads_the_record_in_the_cache(tmp_path: Path) -> None:
     alone = records(tmp_path, swapped, "compress=full", "task.baseline=no_context")
     assert [r["gold"] for r in alone] == [r["gold"] for r in full] and {r["task"] for r in alone} == {"docqa_no_context"}
     assert score(alone, "full") <= 0.1
+
+
+@pytest.mark.slow
+def test_extreme_compression_changes_the_answer_likelihoods_of_every_report() -> None:
+    """Four rows, or two bits: the gold answer's tokens are scored by what the compressed cache holds, as many in every arm."""
+    lm = load(configured("smollm2"), NAME)
+    engine = Engine(lm.model, lm.kv_dtype)
+    settings = conf_tree.config("task", "docqa", "lengths=[768]", "per_length=3")
+    two = IntGroups(name="int2", bits=2, residual=0)
+    stacks = [Stack(), Stack(keep=conf_tree.keep("window", 4)), Stack(keys=two, values=two)]
+    for example in instantiate(settings, _convert_="all").examples(lm.tokens, None, 0):
+        prompt = lm.tokens.prompt(example.context, example.question, example.answer_prefix, chat=False)
+        context, held = prompt.split(query_aware=False)
+        target = lm.tokens.encode(" " + example.answers[0])
+        prefix = engine.prefill(context)
+        full, *small = engine.score([engine.compress(prefix, stack) for stack in stacks], [held] * 3, [target] * 3)
+        for one in small:
+            assert len(one.logp) == len(full.logp) == len(target)
+            assert max(abs(a - b) for a, b in zip(one.logp, full.logp, strict=True)) > 1e-3
