@@ -121,7 +121,7 @@ class Row:
             chosen = Heads(group[at : at + many], 0, heads)
             here = slice(at * heads, at * heads + chosen.n)
             sides = (Side.of(x[here], codec, view, chosen) for x, codec in ((k, stack.keys), (v, stack.values)))
-            keeps = stack.keeps_state and self._evicts
+            keeps = self._evicts and stack.keep is not None and stack.keep.scorer.keeps_state
             sums = self._sums(run, chosen, row) if keeps else None
             parts.append(Part(chosen, next(sides), next(sides), None, sums))
         return parts

@@ -105,8 +105,8 @@ class Stack:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether column sums live on in the store while it evicts."""
-        return self.keep is not None and self.phase != "prefill" and self.keep.scorer.keeps_state
+        """Whether column sums live on in the store after the context."""
+        return self.evicts_steps and self.keep is not None and self.keep.scorer.keeps_state
 
     @property
     def compresses(self) -> bool:

@@ -38,10 +38,10 @@ def test_every_member_of_the_tree_is_a_legal_stack() -> None:
     assert all(stack.compresses for name, stack in stacks.items() if name != "full")
     for name in ("h2o", "sink_h2o", "sink_h2o_int8"):
         assert stacks[name].phase == "always"
-        assert stacks[name].needs == stacks[name].step_needs == Needs(column_sums=True)
+        assert stacks[name].needs == Needs(column_sums=True)
         assert stacks[name].keeps_state
     assert stacks["snapkv"].needs == Needs(queries=32)
-    assert stacks["snapkv"].step_needs == Needs()
+    assert not stacks["snapkv"].evicts_steps
     assert stacks["snapkv_int4"].keys.info()["axis"] == "channel"
     assert stacks["snapkv_int4"].values.info()["axis"] == "token"
 
