@@ -135,10 +135,12 @@ def _cell(base: DictConfig, name: str, label: str | None, point: dict[str, Any])
 
 
 def _resolved_label(stack: Stack, base: DictConfig, plain: dict[str, Any]) -> str:
-    """Describe a changed stack; scorer settings that a label of parts cannot show are spelled out."""
-    scorer = (plain.get("keep") or {}).get("scorer") or {}
-    settings = "".join(f"_{k}{v}" for k, v in scorer.items() if k != "_target_")
-    return stack.describe() + settings
+    """Describe a changed stack; settings of its scorer and budgets that a label of parts cannot show are spelled out."""
+    keep = plain.get("keep") or {}
+    settings = [(k, v) for k, v in (keep.get("scorer") or {}).items() if k != "_target_"]
+    parts = [keep.get(name) or {} for name in ("layers", "heads")]
+    settings += [(k, v) for part in parts for k, v in part.items() if k != "_target_" and isinstance(v, int | float | str)]
+    return stack.describe() + "".join(f"_{k}{v}" for k, v in settings)
 
 
 def build(config: dict[str, Any], where: str) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.stages.budget.amount import Amount
 from harness.stages.budget.uniform import Uniform as UniformLayers
 from harness.stages.heads.uniform import Uniform as UniformHeads
-from harness.stages.protocols import HeadBudget, LayerBudget, LayerView, Scorer
+from harness.stages.protocols import HeadBudget, LayerBudget, LayerView, Needs, Scorer
 from harness.types import UserError, require
 
 
@@ -38,6 +38,11 @@ class Keep:
         if self.budget.unit == "tokens":
             self.protected(int(self.budget.value))
 
+    @property
+    def needs(self) -> Needs:
+        """Statistics to record for the scorer and the budget of layers."""
+        return self.scorer.needs | getattr(self.layers, "needs", Needs())
+
     def protected(self, tokens: int) -> tuple[int, int]:
         """(sinks, recent) under a budget of `tokens` rows; UserError when the budget is smaller than both together."""
         recent = self.scorer.default_recent(tokens, self.sinks) if self.recent is None else self.recent
@@ -54,14 +59,26 @@ class Keep:
         None where everything stays.
         """
         alike: dict[tuple[int, int, torch.device], list[int]] = {}
-        for i, (view, most) in enumerate(zip(views, self.layers.split(tokens, views), strict=True)):
+        layers = self.layers.beyond(sum(self.protected(tokens))) if hasattr(self.layers, "beyond") else self.layers
+        for i, (view, most) in enumerate(zip(views, layers.split(tokens, views), strict=True)):
             if view.n > most:
+                self._check_share(view.layer, most, tokens)
                 alike.setdefault((view.n, most, view.pos_HN.device), []).append(i)
         chosen: list[list[Tensor] | None] = [None] * len(views)
         for (n, most, _), members in alike.items():  # layers that hold and keep as many rows are sorted together
             for i, index in zip(members, self._select([views[i] for i in members], n, most), strict=True):
                 chosen[i] = index
         return chosen
+
+    def _check_share(self, layer: int, most: int, tokens: int) -> None:
+        """A layer's own budget must hold its sinks and recent rows, as the whole one must."""
+        try:
+            self.protected(most)
+        except UserError as error:
+            if most == tokens:
+                raise
+            name = type(self.layers).__name__
+            raise UserError(f"keep.layers={name} gives layer {layer} {most} of {tokens} rows a head: {error}") from None
 
     def _scores(self, view: LayerView) -> Tensor:
         scores_HN = self.scorer.score(view)

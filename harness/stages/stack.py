@@ -51,6 +51,9 @@ class Stack:
         scorer = type(keep.scorer).__name__
         allowed = ", ".join(keep.scorer.phases)
         require(self.phase in keep.scorer.phases, "compress.phase", self.phase, f"{scorer} runs in {allowed}")
+        shared = getattr(keep.layers, "phases", PHASES)
+        by = f"keep.layers={type(keep.layers).__name__} runs in {', '.join(shared)}"
+        require(self.phase in shared, "compress.phase", self.phase, by)
         if self.phase == "prefill":
             return
         if not isinstance(keep.heads, UniformHeads):
@@ -69,7 +72,7 @@ class Stack:
     @property
     def needs(self) -> Needs:
         """Statistics to record while the context is read."""
-        return self.keep.scorer.needs if self.keep else Needs()
+        return self.keep.needs if self.keep else Needs()
 
     @property
     def step_needs(self) -> Needs:
@@ -116,6 +119,7 @@ class Stack:
             name = type(keep.scorer).__name__.lower()
             recent = "" if keep.recent is None else f"_recent{keep.recent}"
             parts.append((f"sink{keep.sinks}_" if keep.sinks else "") + name + recent)
+            parts += [type(part).__name__.lower() for part in (keep.layers, keep.heads) if type(part).__name__ != "Uniform"]
         if self.compresses and (self.keys.lossy or self.values.lossy):
             parts.append(self.keys.name if self.keys == self.values else f"k-{_codec(self.keys)}_v-{_codec(self.values)}")
         if self.evicts_steps:
