@@ -45,13 +45,16 @@ class Keep:
 
     def protected(self, tokens: int) -> tuple[int, int]:
         """(sinks, recent) under a budget of `tokens` rows; UserError when the budget is smaller than both together."""
-        recent = self.scorer.default_recent(tokens, self.sinks) if self.recent is None else self.recent
-        if tokens < 1 or tokens < self.sinks + max(recent, 0):
+        recent = self._recent(tokens)
+        if tokens < 1 or tokens < self.sinks + recent:
             raise UserError(
-                f"keep.budget.value={tokens} tokens is too small: sinks {self.sinks} + recent {max(recent, 0)} need at least "
-                f"{max(self.sinks + max(recent, 0), 1)}"
+                f"keep.budget.value={tokens} tokens is too small: sinks {self.sinks} + recent {recent} need at least "
+                f"{max(self.sinks + recent, 1)}"
             )
         return self.sinks, recent
+
+    def _recent(self, tokens: int) -> int:
+        return max(self.scorer.default_recent(tokens, self.sinks) if self.recent is None else self.recent, 0)
 
     def select(self, views: Sequence[LayerView], tokens: int) -> list[list[Tensor] | None]:
         """For each layer the kept row indices, sorted int64: one [H, M] when all heads keep as many, else one [1, M] a head.
@@ -59,7 +62,7 @@ class Keep:
         None where everything stays.
         """
         alike: dict[tuple[int, int, torch.device], list[int]] = {}
-        layers = self.layers.beyond(sum(self.protected(tokens))) if hasattr(self.layers, "beyond") else self.layers
+        layers = self.layers.beyond(self.sinks + self._recent(tokens)) if hasattr(self.layers, "beyond") else self.layers
         for i, (view, most) in enumerate(zip(views, layers.split(tokens, views), strict=True)):
             if view.n > most:
                 self._check_share(view.layer, most, tokens)

@@ -47,8 +47,8 @@ def engine() -> Engine:
 def read() -> tuple[dict[str, Row], Recorded]:
     """The context under every keep of the tree, and the queries and keys of the context."""
     with recording(LAYERS) as recorded:
-        prefix = engine().prefill(prose()[:CONTEXT], Needs(column_sums=True, queries=32))
-    names = conf_tree.members("keep")
+        prefix = engine().prefill(prose()[:CONTEXT], conf_tree.everything())
+    names = conf_tree.recorded("keep")
     return {n: engine().compress(prefix, Stack(keep=conf_tree.keep(n, BUDGET))) for n in names}, recorded
 
 
@@ -111,8 +111,8 @@ def test_after_every_step(name: str) -> None:
 def test_answers_under_a_full_budget_are_the_baseline() -> None:
     from harness.lm.engine import Ask
 
-    prefix = engine().prefill(prose()[:CONTEXT], Needs(column_sums=True, queries=32))
-    names = [n for n in conf_tree.members("compress") if (s := conf_tree.stack(n)).keep and not s.keys.lossy]
+    prefix = engine().prefill(prose()[:CONTEXT], conf_tree.everything())
+    names = [n for n in conf_tree.recorded("compress") if (s := conf_tree.stack(n)).keep and not s.keys.lossy]
     stacks = [Stack(keep=conf_tree.stack(n, "keep.budget.value=1.0").keep) for n in names]
     held = prose()[CONTEXT : CONTEXT + 12]
     base = engine().answer([Ask(row=engine().compress(prefix, Stack()), held=held, max_new=16)])[0]

@@ -11,12 +11,11 @@ import torch
 
 from harness.kv.cache import Row
 from harness.lm.engine import Answer, Ask, Engine, Prefix
-from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.tiny_models import ids
 
-EVERYTHING = Needs(column_sums=True, queries=32)
+EVERYTHING = conf_tree.everything()
 CONTEXTS = (150, 97, 120)
 QUESTIONS = (9, 17, 5)
 NEW = 8
@@ -35,7 +34,7 @@ def prefix(example: int, family: str = "llama") -> Prefix:
 def stacks() -> list[Stack]:
     """Every member of conf/compress; those with a budget at two points."""
     found = []
-    for name in conf_tree.members("compress"):
+    for name in conf_tree.recorded("compress"):
         if conf_tree.stack(name).keep is None:
             found.append(conf_tree.stack(name))
         else:
@@ -172,7 +171,7 @@ def test_case_18_the_first_answer_token_reads_the_compressed_cache() -> None:
 # --- full budget -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n for n in conf_tree.members("compress") if conf_tree.stack(n).keep is not None])
+@pytest.mark.parametrize("name", [n for n in conf_tree.recorded("compress") if conf_tree.stack(n).keep is not None])
 def test_a_full_budget_gives_the_baseline_answers_token_for_token(name: str) -> None:
     stack = conf_tree.stack(name, "keep.budget.value=1.0")
     stack = Stack(keep=stack.keep, phase="prefill")  # under `always` a full budget still evicts once the answer grows
@@ -184,7 +183,7 @@ def test_a_full_budget_gives_the_baseline_answers_token_for_token(name: str) -> 
         assert engine().compress(whole, stack, seed=e).touched() == 0
 
 
-@pytest.mark.parametrize("name", [n for n in conf_tree.members("compress") if conf_tree.stack(n).phase == "always"])
+@pytest.mark.parametrize("name", [n for n in conf_tree.recorded("compress") if conf_tree.stack(n).phase == "always"])
 def test_a_budget_that_holds_the_answer_too_gives_the_baseline_under_always(name: str) -> None:
     stack = conf_tree.stack(name, "keep.budget.unit=tokens", "keep.budget.value=1000")
     stack = Stack(keep=stack.keep, phase="always")

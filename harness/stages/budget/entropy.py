@@ -16,12 +16,12 @@ from harness.types import require
 
 @dataclass(frozen=True, kw_only=True)
 class Entropy(LayerBudget):
-    """The budget beyond `protected` rows is shared out by the entropy of attention: of every layer, what looks at much keeps much.
+    """The budget beyond `protected` rows is shared out by the entropy of attention: a layer that looks at much keeps much.
 
     Entropy (nats) of the weights of the last `window` queries, mean over queries and KV heads (a query group's weights are
-    averaged first). protected: as in Pyramid. `floor` of each layer's even share is its own; the rest is shared in proportion. No layer gets more than
-    it holds: what it cannot use goes to the others. Whole numbers, their mean the budget. Attention entropy decides as in
-    arXiv 2503.12491 (CAKE) and 2406.13035 (D2O), whose formulas differ from each other and from this one.
+    averaged first). protected: as in Pyramid. `floor` of each layer's even share is its own; the rest is shared in
+    proportion. No layer gets more than it holds: what it cannot use goes to the others. Whole numbers, their mean the
+    budget. The idea is that of CAKE (arXiv 2503.12491) and D2O (2406.13035), whose formulas are not this one.
     """
 
     window: int = 32

@@ -15,7 +15,7 @@ ROUNDINGS = ("exact", "floor")
 
 @dataclass(frozen=True, kw_only=True)
 class Pyramid(LayerBudget):
-    """PyramidKV (arXiv 2406.02069): the budget beyond `protected` rows falls in a straight line from the first layer to the last.
+    """PyramidKV (arXiv 2406.02069): the budget beyond `protected` rows falls in a straight line from first to last layer.
 
     With B = tokens - protected: the last layer gets B // beta, the first 2 B less that; where the first would exceed the
     context (T - protected) it gets all of it and the last 2 B less that. A context shorter than 2 B: every layer gets B.

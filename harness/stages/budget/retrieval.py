@@ -40,7 +40,7 @@ class RetrievalLayers(LayerBudget):
         heads = [int(view.pos_HN.shape[0]) for view in views]
         counts = [len(self._heads.of_layer(view.layer, h)) for view, h in zip(views, heads, strict=True)]
         self._check_layers(views)
-        if tokens < protected or not sum(counts):
+        if tokens < protected or not sum(counts) or all(view.n <= tokens for view in views):
             return [tokens] * len(views)
         each = Fraction((tokens - protected) * sum(heads), sum(counts))  # rows of a retrieval head
         shares = [

@@ -23,6 +23,7 @@ class ChunkKV(Scorer):
 
     window: int = 32
     chunk: int = 10
+    joint: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked")
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ class ExpectedAttention(Scorer):
         if view.rope is not None:
             turn_DD = self._turn(view, mean_QD.shape[1])
             mean_QD, cov_QDD = mean_QD @ turn_DD.mT, turn_DD @ cov_QDD @ turn_DD.mT
-        (h, n, d), scale = view.k_HND.shape, view.stats.scaling
+        (h, _, d), scale = view.k_HND.shape, view.stats.scaling
         mean_HGD, cov_HGDD = mean_QD.view(h, -1, d), cov_QDD.view(h, -1, d, d)
         first_HGN = scale * mean_HGD @ view.k_HND.mT
         second_HGN = scale**2 / 2 * ((view.k_HND[:, None] @ cov_HGDD) * view.k_HND[:, None]).sum(-1)

@@ -19,6 +19,7 @@ class KeyDiff(Scorer):
     included. Keys are taken as stored: rotated, protected rows included in the anchor. The paper protects no row.
     """
 
+    joint: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked", "always", "every_n")
 
     def score(self, view: LayerView) -> Tensor:

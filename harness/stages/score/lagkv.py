@@ -25,6 +25,7 @@ class LagKV(Scorer):
 
     lag: int = 128
     sinks: int = 4
+    joint: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("prefill",)
 
     def __post_init__(self) -> None:
@@ -41,7 +42,7 @@ class LagKV(Scorer):
         rows = slice(self.sinks, self.sinks + parts * self.lag)
         mean_HPL = (self._spread(view.k_HND[:, rows]) + self._spread(view.v_HND[:, rows])) / 2
         # Of equal scores the earlier row ranks higher, as everywhere.
-        order_HPL = mean_HPL.argsort(-1, descending=True, stable=True)
+        order_HPL = mean_HPL.argsort(dim=-1, descending=True, stable=True)
         rank_HPL = (self.lag - 1 - order_HPL.argsort(-1)).float() / self.lag
         scores_HN[:, self.sinks : rows.stop - self.lag] = rank_HPL.flatten(1)
         return scores_HN

@@ -20,6 +20,7 @@ class Vatp(Scorer):
     """
 
     keeps_state: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked", "always", "every_n")
 
     @property
