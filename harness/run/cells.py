@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.run.identity import digest
 from harness.stages.stack import Stack
 from harness.types import UserError, require
 
@@ -139,8 +140,8 @@ def _resolved_label(stack: Stack, base: DictConfig, plain: dict[str, Any]) -> st
     keep = plain.get("keep") or {}
     settings = [(k, v) for k, v in (keep.get("scorer") or {}).items() if k != "_target_"]
     parts = [keep.get(name) or {} for name in ("layers", "heads")]
-    settings += [(k, v) for part in parts for k, v in part.items() if k != "_target_" and isinstance(v, int | float | str)]
-    return stack.describe() + "".join(f"_{k}{v}" for k, v in settings)
+    settings += [(k, v) for part in parts for k, v in part.items() if k != "_target_" and v is not None]
+    return stack.describe() + "".join(f"_{k}{digest(v)[:8] if isinstance(v, list) else v}" for k, v in settings)
 
 
 def build(config: dict[str, Any], where: str) -> Any:
