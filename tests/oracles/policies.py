@@ -118,6 +118,20 @@ def lagkv_means(k_HTD: Tensor, v_HTD: Tensor, lag: int, sinks: int) -> list[list
     return out
 
 
+def keep_lagkv(k_HTD: Tensor, v_HTD: Tensor, budget: int, lag: int, sinks: int) -> Kept:
+    """Sinks and the last `lag` tokens; then tokens after the last whole part, the newest first; then every part's best, its
+    second best and so on, earlier parts first.
+    """
+    tokens = k_HTD.shape[1]
+    kept = []
+    for parts in lagkv_means(k_HTD, v_HTD, lag, sinks):
+        order = [sorted(range(lag), key=lambda i, part=part: (-part[i], i)) for part in parts]  # type: ignore[misc]
+        ranked = [sinks + p * lag + order[p][place] for place in range(lag) for p in range(len(parts))]
+        tail = list(range(tokens - lag - 1, sinks + len(parts) * lag - 1, -1))
+        kept.append(sorted([*range(sinks), *[*tail, *ranked][: budget - sinks - lag], *range(tokens - lag, tokens)]))
+    return kept
+
+
 def expected_attention_scores(
     raw_QTD: Tensor, k_HTD: Tensor, v_HTD: Tensor, future: int, epsilon: float, rotate: Rotate | None
 ) -> Scores:

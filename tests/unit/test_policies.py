@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 
@@ -111,24 +109,16 @@ def test_chunkkv_keeps_whole_chunks(heads: tuple[int, int], window: int, chunk: 
             assert len(torn) <= 1, "only the last chunk that was chosen may be cut"
 
 
-def lag_rule(scores: Sequence[Sequence[float]], lag: int, sinks: int, tokens: int, middle: int) -> list[int]:
-    """Rows of the parts: the best of every part in turn, then the second best ..., earlier parts first."""
-    order = [sorted(range(lag), key=lambda i, part=part: (-part[i], i)) for part in scores]  # type: ignore[misc]
-    ranked = [sinks + p * lag + order[p][place] for place in range(lag) for p in range(len(scores))]
-    tail = list(range(sinks + len(scores) * lag, tokens - lag))  # after the parts with a reference, before the recent rows
-    return sorted([*sorted(tail, reverse=True)[:middle], *ranked[: max(middle - len(tail), 0)]])
-
-
 @heads
 @pytest.mark.parametrize("lag", [5, 8])
 def test_lagkv_takes_as_many_rows_from_every_part(heads: tuple[int, int], lag: int) -> None:
     for n, budget, sinks in ((40, 24, 4), (61, 20, 4), (61, 40, 0), (12, 9, 0), (17, 16, 3)):
         q, k, v = tensors(*heads, n, seed=n)
         kept = chosen(rule(LagKV(lag=lag, sinks=sinks), sinks=sinks, recent=lag), [view(q, k, v)], budget)[0]
-        for rows, parts in zip(kept, policies.lagkv_means(k, v, lag, sinks), strict=True):
-            middle = lag_rule(parts, lag, sinks, n, budget - sinks - lag)
-            assert rows == [*range(sinks), *middle, *range(n - lag, n)], (n, budget)
-            taken = [sum(sinks + p * lag <= row < sinks + (p + 1) * lag for row in middle) for p in range(len(parts))]
+        assert kept == policies.keep_lagkv(k, v, budget, lag, sinks), (n, budget)
+        for rows in kept:
+            parts = range((n - sinks) // lag - 1)
+            taken = [sum(sinks + p * lag <= row < sinks + (p + 1) * lag for row in rows) for p in parts]
             assert not taken or max(taken) - min(taken) <= 1
 
 
