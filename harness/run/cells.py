@@ -138,10 +138,11 @@ def _cell(base: DictConfig, name: str, label: str | None, point: dict[str, Any])
 def _resolved_label(stack: Stack, base: DictConfig, plain: dict[str, Any]) -> str:
     """Describe a changed stack; settings of its scorer and budgets that a label of parts cannot show are spelled out."""
     keep = plain.get("keep") or {}
-    settings = [(k, v) for k, v in (keep.get("scorer") or {}).items() if k != "_target_"]
-    parts = [keep.get(name) or {} for name in ("layers", "heads")]
-    settings += [(k, v) for part in parts for k, v in part.items() if k != "_target_" and v is not None]
-    return stack.describe() + "".join(f"_{k}{digest(v)[:8] if isinstance(v, list) else v}" for k, v in settings)
+    settings = [f"_{k}{v}" for k, v in (keep.get("scorer") or {}).items() if k != "_target_"]
+    for part in (keep.get(name) or {} for name in ("layers", "heads")):
+        shown = {k: digest(v)[:8] if isinstance(v, list) else v for k, v in part.items() if k != "_target_" and v is not None}
+        settings += [f"_{k}{v}" for k, v in shown.items()]
+    return stack.describe() + "".join(dict.fromkeys(settings))
 
 
 def build(config: dict[str, Any], where: str) -> Any:
