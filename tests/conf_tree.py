@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from harness.stages.keep import Keep
+from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -21,6 +22,14 @@ CONF = Path(__file__).parents[1] / "conf"
 def members(group: str) -> list[str]:
     """Names in a group, sorted."""
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def everything() -> Needs:
+    """What all members of conf/keep together ask to be recorded."""
+    needs = Needs()
+    for name in members("keep"):
+        needs |= keep(name, 100).needs
+    return needs
 
 
 @lru_cache
@@ -42,6 +51,13 @@ def config(group: str, name: str, *changes: str) -> dict[str, Any]:
 def member(group: str, name: str, *changes: str) -> Any:
     """A member of keep or codec, instantiated."""
     return instantiate(config(group, name, *changes), _convert_="all")
+
+
+def split(group: str, name: str) -> Any:
+    """A member of layers or heads, instantiated as part of a keep."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        found = hydra.compose(overrides=["+keep@it=knorm", f"{group}@it.{group}={name}"]).it
+        return instantiate(OmegaConf.to_container(found, resolve=True)[group], _convert_="all")
 
 
 def stack(name: str, *changes: str) -> Stack:

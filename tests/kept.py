@@ -33,9 +33,10 @@ def kept_rows(keep: Keep, views: Sequence[LayerView], tokens: int) -> list[list[
     None where everything stays.
     """
     found: dict[int, list[Tensor]] = {}
-    numbered = [replace(view, layer=i) for i, view in enumerate(views)]
+    distinct = len({view.layer for view in views}) == len(views)
+    numbered = list(views) if distinct else [replace(view, layer=i) for i, view in enumerate(views)]
     for choice in keep.choose(numbered, tokens):
         split = choice.index_HM.chunk(len(choice.layers))
         for layer, index in zip(choice.layers, split, strict=True):
             found.setdefault(layer, []).append(index)
-    return [found.get(i) for i in range(len(views))]
+    return [found.get(view.layer) for view in numbered]

@@ -17,13 +17,15 @@ Recorded = dict[int, list[tuple[Tensor, Tensor]]]
 
 
 @contextmanager
-def recording(layers: tuple[int, ...]) -> Iterator[Recorded]:
-    """Record these layers of every forward inside."""
+def recording(layers: tuple[int, ...], values: dict[int, list[Tensor]] | None = None) -> Iterator[Recorded]:
+    """Record these layers of every forward inside; `values` takes their values [H, L, D], forward by forward."""
     found: Recorded = {layer: [] for layer in layers}
 
     def wrapped(module: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         if module.layer_idx in found:
             found[module.layer_idx].append((query[0].clone(), key[0].clone()))
+            if values is not None:
+                values.setdefault(module.layer_idx, []).append(args[0][0].clone())
         return attend(module, query, key, *args, **kwargs)
 
     AttentionInterface.register(NAME, wrapped)

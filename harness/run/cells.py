@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.run.identity import digest
 from harness.stages.stack import Stack
 from harness.types import UserError, require
 
@@ -135,10 +136,13 @@ def _cell(base: DictConfig, name: str, label: str | None, point: dict[str, Any])
 
 
 def _resolved_label(stack: Stack, base: DictConfig, plain: dict[str, Any]) -> str:
-    """Describe a changed stack; scorer settings that a label of parts cannot show are spelled out."""
-    scorer = (plain.get("keep") or {}).get("scorer") or {}
-    settings = "".join(f"_{k}{v}" for k, v in scorer.items() if k != "_target_")
-    return stack.describe() + settings
+    """Describe a changed stack; settings of its scorer and budgets that a label of parts cannot show are spelled out."""
+    keep = plain.get("keep") or {}
+    settings = [f"_{k}{v}" for k, v in (keep.get("scorer") or {}).items() if k != "_target_"]
+    for part in (keep.get(name) or {} for name in ("layers", "heads")):
+        shown = {k: digest(v)[:8] if isinstance(v, list) else v for k, v in part.items() if k != "_target_" and v is not None}
+        settings += [f"_{k}{v}" for k, v in shown.items()]
+    return stack.describe() + "".join(dict.fromkeys(settings))
 
 
 def build(config: dict[str, Any], where: str) -> Any:

@@ -60,6 +60,15 @@ def targets(config: Any) -> Iterator[str]:
             yield from targets(value)
 
 
+def named_files(config: Any) -> Iterator[Path]:
+    """Every existing file that a configuration tree names under the key `file`."""
+    if isinstance(config, Mapping):
+        if isinstance(config.get("file"), str) and Path(config["file"]).is_file():
+            yield Path(config["file"])
+        for value in config.values():
+            yield from named_files(value)
+
+
 def _outside(target: str) -> set[str]:
     """Modules outside the project that a `_target_` and its base classes live in."""
     module, _, name = target.rpartition(".")
@@ -78,12 +87,13 @@ def _hash_files(paths: tuple[Path, ...]) -> str:
 
 
 def code_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 of the sources a record depends on: our engine room, the tasks, out-of-tree `_target_` files."""
+    """SHA-256 of what a record depends on: our engine room, the tasks, out-of-tree `_target_` files, files it names."""
     files = [p for name in KEY_SOURCES for p in sorted((PACKAGE / name).rglob("*.py")) or [PACKAGE / name]]
     files += sorted((PACKAGE.parent / "tasks").rglob("*.py"))  # a task's helpers decide its prompts as much as its own file
     for name in sorted({m for target in targets(config) for m in _outside(target)}):
         file = importlib.import_module(name).__file__
         files += [Path(file)] if file else []
+    files += sorted(set(named_files(config)))
     return _hash_files(tuple(files))
 
 

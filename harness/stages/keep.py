@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.stages.budget.amount import Amount
 from harness.stages.budget.uniform import Uniform as UniformLayers
 from harness.stages.heads.uniform import Uniform as UniformHeads
-from harness.stages.protocols import HeadBudget, LayerBudget, LayerView, Scorer
+from harness.stages.protocols import HeadBudget, LayerBudget, LayerView, Needs, Scorer
 from harness.types import UserError, require
 
 
@@ -47,15 +47,23 @@ class Keep:
         if self.budget.unit == "tokens":
             self.protected(int(self.budget.value))
 
+    @property
+    def needs(self) -> Needs:
+        """Statistics to record for the scorer and the budget of layers."""
+        return self.scorer.needs | getattr(self.layers, "needs", Needs())
+
     def protected(self, tokens: int) -> tuple[int, int]:
         """(sinks, recent) under a budget of `tokens` rows; UserError when the budget is smaller than both together."""
-        recent = self.scorer.default_recent(tokens, self.sinks) if self.recent is None else self.recent
-        if tokens < 1 or tokens < self.sinks + max(recent, 0):
+        recent = self._recent(tokens)
+        if tokens < 1 or tokens < self.sinks + recent:
             raise UserError(
-                f"keep.budget.value={tokens} tokens is too small: sinks {self.sinks} + recent {max(recent, 0)} need at least "
-                f"{max(self.sinks + max(recent, 0), 1)}"
+                f"keep.budget.value={tokens} tokens is too small: sinks {self.sinks} + recent {recent} need at least "
+                f"{max(self.sinks + recent, 1)}"
             )
         return self.sinks, recent
+
+    def _recent(self, tokens: int) -> int:
+        return max(self.scorer.default_recent(tokens, self.sinks) if self.recent is None else self.recent, 0)
 
     def choose(self, views: Sequence[LayerView], tokens: int) -> list[Choice]:
         """The kept rows of every layer that holds more than its share of the budget; a layer without a choice keeps all.
@@ -63,12 +71,14 @@ class Keep:
         A view stands for one layer, or for several that hold as many rows.
         """
         singles = sorted((one for view in views for one in view.layers), key=lambda one: one.layer)
-        share = {one.layer: most for one, most in zip(singles, self.layers.split(tokens, singles), strict=True)}
+        layers = self.layers.beyond(self.sinks + self._recent(tokens)) if hasattr(self.layers, "beyond") else self.layers
+        share = {one.layer: most for one, most in zip(singles, layers.split(tokens, singles), strict=True)}
         chosen = []
         for view in views:
             alike: dict[int, list[int]] = {}
             for k, one in enumerate(view.layers):
                 if one.n > share[one.layer]:
+                    self._check_share(one.layer, share[one.layer], tokens)
                     alike.setdefault(share[one.layer], []).append(k)
             if not alike:
                 continue
@@ -78,6 +88,16 @@ class Keep:
                 some_LHN = scores_LHN if whole else scores_LHN[torch.tensor(members, device=scores_LHN.device)]
                 chosen += self._select([view.layers[k] for k in members], some_LHN, most)
         return chosen
+
+    def _check_share(self, layer: int, most: int, tokens: int) -> None:
+        """A layer's own budget must hold its sinks and recent rows, as the whole one must."""
+        try:
+            self.protected(most)
+        except UserError as error:
+            if most == tokens:
+                raise
+            name = type(self.layers).__name__
+            raise UserError(f"keep.layers={name} gives layer {layer} {most} of {tokens} rows a head: {error}") from None
 
     def _scores(self, view: LayerView) -> Tensor:
         """[L, H, N] for the L layers of a view."""

@@ -161,7 +161,18 @@ class Scorer(Protocol):
 
 
 class LayerBudget(Protocol):
-    """How a budget of `tokens` rows per layer and head is divided over the layers."""
+    """How a budget of `tokens` rows per layer and head is divided over the layers; inherit from it and write `split`."""
+
+    phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked", "always", "every_n")
+
+    @property
+    def needs(self) -> Needs:
+        """Statistics to record for it, beside the scorer's."""
+        return Needs()
+
+    def beyond(self, protected: int) -> LayerBudget:
+        """This budget for a keep that protects `protected` rows (sinks + recent) of every layer under the whole budget."""
+        return self
 
     def split(self, tokens: int, views: Sequence[LayerView]) -> list[int]:
         """Rows per KV head for each layer; the mean must not exceed `tokens`."""
@@ -169,7 +180,7 @@ class LayerBudget(Protocol):
 
 
 class HeadBudget(Protocol):
-    """How one layer's rows are divided over its KV heads."""
+    """How one layer's rows are divided over its KV heads; inherit from it and write `split`."""
 
     def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
         """Unprotected rows for each head, given the scores of the unprotected rows; the sum must not exceed H * tokens."""

@@ -73,6 +73,9 @@ class Stack:
             raise UserError(
                 f"compress.positions='cache' with {scorer} is not possible: it predicts queries at original positions"
             )
+        shared = getattr(keep.layers, "phases", PHASES)
+        by = f"keep.layers={type(keep.layers).__name__} runs in {', '.join(shared)}"
+        require(self.phase in shared, "compress.phase", self.phase, by)
         if self.phase == "prefill":
             return
         if not uniform:
@@ -91,7 +94,7 @@ class Stack:
     @property
     def needs(self) -> Needs:
         """Statistics to record while the context is read."""
-        return self.keep.scorer.needs if self.keep else Needs()
+        return self.keep.needs if self.keep else Needs()
 
     @property
     def evicts_steps(self) -> bool:
@@ -139,6 +142,7 @@ class Stack:
             name = type(keep.scorer).__name__.lower()
             recent = "" if keep.recent is None else f"_recent{keep.recent}"
             parts.append((f"sink{keep.sinks}_" if keep.sinks else "") + name + recent)
+            parts += [type(part).__name__.lower() for part in (keep.layers, keep.heads) if type(part).__name__ != "Uniform"]
         if self.compresses and (self.keys.lossy or self.values.lossy):
             parts.append(self.keys.name if self.keys == self.values else f"k-{_codec(self.keys)}_v-{_codec(self.values)}")
         if self.evicts_steps:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
 
 import pytest
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from harness.kv.cache import Row
 from harness.lm.engine import Engine
@@ -19,7 +21,7 @@ from tests import conf_tree
 from tests.integration.test_model_load import configured
 from tests.kept import same_rows
 from tests.oracles import keep as oracle
-from tests.oracles import steps
+from tests.oracles import policies, steps
 from tests.recording import Recorded, keys, queries, recording
 
 pytestmark = pytest.mark.slow
@@ -43,11 +45,14 @@ def engine() -> Engine:
     return Engine(load(configured("smollm2"), "kv_harness").model, torch.float32)
 
 
+VALUES: dict[int, list[Tensor]] = {}  # of the context, per layer
+
+
 @lru_cache
 def read() -> tuple[dict[str, Row], Recorded]:
     """The context under every keep of the tree, and the queries and keys of the context."""
-    with recording(LAYERS) as recorded:
-        prefix = engine().prefill(prose()[:CONTEXT], Needs(column_sums=True, queries=32))
+    with recording(LAYERS, VALUES) as recorded:
+        prefix = engine().prefill(prose()[:CONTEXT], conf_tree.everything())
     names = conf_tree.members("keep")
     return {n: engine().compress(prefix, Stack(keep=conf_tree.keep(n, BUDGET))) for n in names}, recorded
 
@@ -77,6 +82,51 @@ def test_after_the_context(layer: int) -> None:
         if name != "knorm":  # in the first layer a token that comes twice has the same key up to rotation: its norms tie
             assert swapped <= 1, (name, swapped)
     oracle.check_protected([h.tolist() for h in rows["random"].kept_positions()[layer]], CONTEXT, BUDGET, 4, 73)
+
+
+def padded(scores: oracle.Scores) -> oracle.Scores:
+    """Scores of the rows before a window, 0 for the rest."""
+    return [[*row, *[0.0] * (CONTEXT - len(row))] for row in scores]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_further_policies_after_the_context(layer: int) -> None:
+    rows, recorded = read()
+    ((q, k),), (v,) = recorded[layer], VALUES[layer]
+    snap, ones = padded(oracle.snapkv_scores(q, k)), [1] * 3
+    pyramid = policies.whole(pyramid_line(BUDGET - 32, 30), 30 * (BUDGET - 32))[layer]
+    heads = policies.adakv_counts([row[: CONTEXT - 32] for row in snap], BUDGET - 32, "0.2")
+    wanted: dict[str, tuple[oracle.Scores, list[int], int, int]] = {  # scores, rows a head, sinks, recent
+        "scissorhands": (policies.scissorhands_scores(q, k, 400), [BUDGET * n for n in ones], 0, 10),
+        "keydiff": (policies.keydiff_scores(k), [BUDGET * n for n in ones], 0, 0),
+        "vatp": (policies.vatp_scores(q, k, v), [BUDGET * n for n in ones], 4, 73),
+        "criticalkv": (padded(policies.criticalkv_scores(q, k, v, 32, 7, 1e-4)), [BUDGET * n for n in ones], 0, 32),
+        "adakv": (snap, [n + 32 for n in heads], 0, 32),
+        "pyramidkv": (snap, [(pyramid + 32) * n for n in ones], 0, 32),
+    }
+    for name, (scores, budgets, sinks, recent) in wanted.items():
+        for found, score, budget in zip(rows[name].kept_positions()[layer], scores, budgets, strict=True):
+            same_rows(found.tolist(), oracle.keep_rows(score, CONTEXT, budget, sinks, recent), score)
+    chunks = policies.keep_chunkkv(q, k, BUDGET, 32, 10)
+    assert [head.tolist() for head in rows["chunkkv"].kept_positions()[layer]] == chunks
+    lag = policies.keep_lagkv(k, v, BUDGET, 32, 4)
+    for found, want in zip(rows["lagkv"].kept_positions()[layer], lag, strict=True):
+        assert len(set(found.tolist()) ^ set(want)) <= 2, "fp32 may swap two rows of one part"
+
+
+def pyramid_line(each: int, layers: int) -> list[Fraction]:
+    """From 2 B - B // 20 down to B // 20, B = each."""
+    least = each // 20
+    return [2 * each - least - Fraction(2 * (each - least) * i, layers - 1) for i in range(layers)]
+
+
+def test_budgets_of_the_default_model_are_exact() -> None:
+    rows, _ = read()
+    for name, row in rows.items():
+        held = row.held()
+        assert sum(n for layer in held for n in layer) == 90 * BUDGET, name
+        assert (len({tuple(layer) for layer in held}) > 1) == (name in ("pyramidkv", "entropy", "adakv")), name
+    assert all(sum(layer) == 3 * BUDGET for layer in rows["adakv"].held())
 
 
 Oracle = Callable[[Recorded, int], list[oracle.Step]]
@@ -111,7 +161,7 @@ def test_after_every_step(name: str) -> None:
 def test_answers_under_a_full_budget_are_the_baseline() -> None:
     from harness.lm.engine import Ask
 
-    prefix = engine().prefill(prose()[:CONTEXT], Needs(column_sums=True, queries=32))
+    prefix = engine().prefill(prose()[:CONTEXT], conf_tree.everything())
     names = [n for n in conf_tree.members("compress") if (s := conf_tree.stack(n)).keep and not s.keys.lossy]
     stacks = [Stack(keep=conf_tree.stack(n, "keep.budget.value=1.0").keep) for n in names]
     held = prose()[CONTEXT : CONTEXT + 12]

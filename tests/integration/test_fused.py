@@ -11,12 +11,11 @@ import torch
 
 from harness.kv.cache import Row
 from harness.lm.engine import Answer, Ask, Engine, Prefix
-from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.tiny_models import ids
 
-EVERYTHING = Needs(column_sums=True, queries=32)
+EVERYTHING = conf_tree.everything()
 CONTEXTS = (150, 97, 120)
 QUESTIONS = (9, 17, 5)
 NEW = 8

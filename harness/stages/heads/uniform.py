@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from harness.stages.protocols import HeadBudget
+
 
 @dataclass(frozen=True, kw_only=True)
-class Uniform:
+class Uniform(HeadBudget):
     """Every head keeps `tokens` unprotected rows."""
 
     def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:

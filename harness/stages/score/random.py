@@ -20,7 +20,15 @@ class Random(Scorer):
     seed: int = 0
 
     def score(self, view: LayerView) -> Tensor:
-        pos_HN = view.pos_HN
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + view.seed) * 1_009 + view.layer)
-        lots_HT = torch.rand(view.seen, pos_HN.shape[0], generator=generator).T  # position first: a lot never moves as T grows
-        return lots_HT.to(pos_HN.device).gather(1, pos_HN.long())
+        heads_H1 = torch.arange(view.pos_HN.shape[0], device=view.pos_HN.device)[:, None]
+        lots = _mix(torch.full_like(heads_H1, self.seed), view.seed, view.layer)
+        return _mix(_mix(lots, heads_H1), view.pos_HN.long()).float() / (1 << 24)
+
+
+def _mix(state: Tensor, *more: Tensor | int) -> Tensor:
+    """Hash of integers to 24 bits, the same on every device: multiplications that wrap, and shifts of what is left."""
+    for value in more:
+        state = (state + 1) * -7046029254386353131 ^ (torch.as_tensor(value) + 1) * -4658895280553007687
+        state = (state ^ ((state >> 29) & ((1 << 35) - 1))) * -7723592293110705685
+        state = (state >> 20) & ((1 << 24) - 1)
+    return state

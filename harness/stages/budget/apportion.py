@@ -1,0 +1,20 @@
+"""Whole numbers from exact shares, their sum kept; it knows nothing of what is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import floor
+
+
+def apportion(shares: Sequence[Fraction], total: int) -> list[int]:
+    """Shares that add up to `total`, rounded down or up so that they still do: the largest remainders are rounded up.
+
+    Of equal remainders the earlier one comes first.
+    """
+    assert sum(shares) == total, "shares must add up to the total"
+    whole = [floor(share) for share in shares]
+    order = sorted(range(len(shares)), key=lambda i: (whole[i] - shares[i], i))
+    for i in order[: total - sum(whole)]:
+        whole[i] += 1
+    return whole

@@ -1,0 +1,62 @@
+"""Rows that future queries can be expected to attend to; it knows nothing of which rows are protected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from harness.stages.protocols import LayerView, Needs, Scorer
+from harness.types import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedAttention(Scorer):
+    """Expected attention (arXiv 2510.00636): queries as a Gaussian N(m, C) before rotation, turned to the next positions.
+
+    R is the rotary embedding averaged over the next `future` positions; z_j = s (R m) k_j + s^2 / 2 k_j' (R C R') k_j with
+    the model's scale s; a = softmax(z), mean over a query group; score = (a_j + epsilon) ||v_j||_2. A variant: the paper
+    takes the norm of W_o v, which a scorer does not see. Mean and covariance are those of all queries of the forward.
+    """
+
+    future: int = 512
+    epsilon: float = 0.0
+    phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked")
+
+    def __post_init__(self) -> None:
+        ok = isinstance(self.future, int) and self.future > 0
+        require(ok, "keep.scorer.future", self.future, "a positive number of positions")
+        ok = isinstance(self.epsilon, (int, float)) and self.epsilon >= 0
+        require(ok, "keep.scorer.epsilon", self.epsilon, "a number, 0 or more")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(query_moments=True)
+
+    def score(self, view: LayerView) -> Tensor:
+        mean_QD, cov_QDD = view.stats.query_mean_QD, view.stats.query_cov_QDD
+        assert mean_QD is not None and cov_QDD is not None, "the scorer must declare needs.query_moments"
+        mean_QD, cov_QDD = mean_QD.float(), cov_QDD.float()
+        if view.rope is not None:
+            turn_DD = self._turn(view, mean_QD.shape[1])
+            mean_QD, cov_QDD = mean_QD @ turn_DD.mT, turn_DD @ cov_QDD @ turn_DD.mT
+        (h, _, d), scale = view.k_HND.shape, view.stats.scaling
+        mean_HGD, cov_HGDD = mean_QD.view(h, -1, d), cov_QDD.view(h, -1, d, d)
+        first_HGN = scale * mean_HGD @ view.k_HND.mT
+        second_HGN = scale**2 / 2 * ((view.k_HND[:, None] @ cov_HGDD) * view.k_HND[:, None]).sum(-1)
+        a_HN = (first_HGN + second_HGN).softmax(-1).mean(1)
+        norms_HN: Tensor = torch.linalg.vector_norm(view.v_HND, dim=-1)
+        return (a_HN + self.epsilon) * norms_HN
+
+    def _turn(self, view: LayerView, d: int) -> Tensor:
+        """R [D, D]: what the rotary embedding does to a query on average over the next positions."""
+        assert view.rope is not None
+        device = view.k_HND.device
+        pos = torch.arange(view.seen, view.seen + self.future, device=device)
+        basis_DND = torch.eye(d, device=device)[:, None].expand(d, self.future, d)
+        return view.rope.rotate(basis_DND, pos).float().mean(1).mT
+
+    def default_recent(self, tokens: int, sinks: int) -> int:
+        return 0
