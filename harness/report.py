@@ -11,8 +11,9 @@ from typing import Any
 from harness.run import dashboard, table
 from harness.run.curves import curves
 from harness.run.pareto import rank
-from harness.run.points import load_records, points
+from harness.run.points import points
 from harness.run.report import newest_manifest
+from harness.run.shards import load_records
 from harness.types import UserError
 
 

@@ -17,7 +17,8 @@ from harness.run import dashboard
 from harness.run.atomic import replace
 from harness.run.curves import Curves, curves
 from harness.run.pareto import frontier, rank
-from harness.run.points import load_records, points
+from harness.run.points import points
+from harness.run.shards import load_records
 
 _LOG = logging.getLogger(__name__)
 
