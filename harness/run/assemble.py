@@ -95,7 +95,7 @@ class Bench:
         found: list[Work] = []
         prompts: set[str] = set()
         for seed in self.options.seeds:
-            examples = self._examples(seed)[: self.options.limit]
+            examples = self.examples(seed)[: self.options.limit]
             works = runner.works(examples, cells, seed)
             new = [work for work in works if work.prompt.sha256 not in prompts] if prompts else works
             if not new:
@@ -104,7 +104,8 @@ class Bench:
             found += new
         return found
 
-    def _examples(self, seed: int) -> list[Example]:
+    def examples(self, seed: int) -> list[Example]:
+        """All examples of a seed; UserError where there is none, or two have one id."""
         examples = list(self.task.examples(self.lm.tokens, self.corpus, seed))
         if not examples:
             raise UserError(f"task={self.task.name} has no examples")
@@ -117,9 +118,7 @@ class Bench:
         """What an invocation was."""
         corpus = self.corpus
         about = {} if corpus is None else {"name": corpus.name, "licence": corpus.licence, "sha256": corpus.digest}
-        return identity.manifest(self.config, self.lm.identity, about, [cell.name for cell in cells]) | {
-            "code_sha256": self.code
-        }
+        return identity.manifest(self.config, self.lm.identity, about, [cell.name for cell in cells])
 
 
 def assemble(config: Mapping[str, Any], cells: Sequence[Cell]) -> Bench:

@@ -62,3 +62,19 @@ class Claims:
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.lock"
+
+
+def held(folder: Path, name: str) -> bool:
+    """Whether some process holds a claim; False where that cannot be told."""
+    file = folder / f"{name}.lock"
+    if not name or not file.exists():
+        return False
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    except OSError:
+        return False
+    lock.release()
+    return False
