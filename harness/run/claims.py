@@ -56,9 +56,13 @@ class Claims:
             lock.release()
 
     def close(self) -> None:
-        """Give all claims up."""
+        """Give all claims up, and clear away what dead writers left."""
         for name in list(self._held):
             self.release(name)
+        for file in self.folder.glob("*.lock"):
+            with suppress(UserError):
+                if self.locks and self.take(file.stem):
+                    self.release(file.stem)
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.lock"

@@ -224,11 +224,53 @@ def test_a_full_disk_is_one_line_and_loses_nothing(place: Path, reference: dict)
     assert bare(raw(place, "full")) == reference
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere; the mounted disk below stands for it")
-def test_a_read_only_folder_is_one_line(place: Path) -> None:  # pragma: no cover
-    (place / "shut").mkdir(mode=0o555)
-    out = play(place, [run(place, "shut")])[0]
-    assert out["codes"] == [1] and "cannot be written: Permission denied" in out["text"].splitlines()[-1]
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path | None]:
+    """A disk of its own with 100 kB, or None for who may not mount one."""
+    point = tmp_path / "disk"
+    point.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", point], capture_output=True, check=False).returncode:
+        yield None
+        return
+    yield point
+    subprocess.run(["umount", point], check=True)
+
+
+def test_a_disk_that_fills_and_one_that_is_read_only(place: Path, disk: Path | None, tmp_path: Path, reference: dict) -> None:
+    traces = {"env": {"COMPUTED": str(tmp_path / "computed")}}
+    if disk is None:
+        (tmp_path / "shut").mkdir(mode=0o555)
+        out = play(place, [run(place, str(tmp_path / "shut"), **traces)])[0]
+        assert out["codes"] == [1] and "cannot be written: Permission denied" in out["text"]
+        return
+    step = run(place, str(disk), **traces)
+    full = play(place, [step])[0]
+    assert full["codes"] == [1] and 0 < full["records"] < RECORDS and len(full["text"].splitlines()) == 1, full["text"]
+    assert "results_dir: " in full["text"] and "No space left on device" in full["text"]
+    subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+    rest = play(place, [step])[0]
+    records = load_records(next(disk.iterdir()))
+    assert rest["codes"] == [0] and bare(records) == reference and records.duplicates == 0
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    shut = play(place, [step])[0]
+    assert shut["codes"] == [1] and len(shut["text"].splitlines()) == 1, shut["text"]
+    assert "cannot be written: Read-only file system" in shut["text"]
+
+
+def test_seeds_are_one_run_whose_points_pool_them(place: Path) -> None:
+    needle = ["task=needle", "task.lengths=[300]", "task.depths=[0.0,1.0]", "task.per_cell=1", "task.chat=false"]
+    both = {"arguments": ["model=tiny_llama", "corpus=stdlib", "progress=false", "stacks=[int8]", "results_dir=seeds", *needle]}
+    both["arguments"].append("seed=[0,7]")
+    same = run(place, "same", "int8", extra=["seed=[0,1]"])
+    wrong = run(place, "wrong", "int8", extra=["seed=[0,0]"])
+    done, refused, doubled = play(place, [both, same, wrong])
+    assert done["codes"] == [0], done["text"]
+    records = raw(place, "seeds")
+    assert Counter(r["seed"] for r in records) == {0: 4, 7: 4} and len({r["prompt_sha256"] for r in records}) == 4
+    table = points(records)
+    assert set(table["n"]) == {4} and set(table["seeds"]) == {"0,7"} and table["diff_reason"].isna().sum() == 1
+    assert refused["codes"] == [1] and "seed=1 gives no new examples" in refused["text"]
+    assert doubled["codes"] == [1] and "a list of different ones" in doubled["text"]
 
 
 def spoiled(place: Path, name: str, change: Any) -> Path:
