@@ -29,7 +29,8 @@ def test_a_claim_is_one_writers_until_it_is_released_or_its_process_dies(tmp_pat
     assert second.take("a")
     pid = os.fork()
     if not pid:
-        Claims(tmp_path / "claims").take("c")
+        mine = Claims(tmp_path / "claims")
+        mine.take("c")
         (tmp_path / "ready").touch()
         time.sleep(60)
         os._exit(0)
