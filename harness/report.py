@@ -29,7 +29,7 @@ def merge(folders: Sequence[Path], out: Path) -> None:
     found_records: list[dict[str, Any]] = []
     manifests: dict[str, dict[str, Any]] = {}
     total = 0
-    for folder in [run for folder in folders for run in _runs(folder)]:
+    for folder in [run for named in folders for run in _runs(named)]:
         loaded = load_records(folder)
         total += len(loaded) + loaded.duplicates
         found_records += [_located(record, folder) for record in loaded]

@@ -1,4 +1,4 @@
-"""Claims on a run folder, and waves that run out of memory or time."""
+"""Claims on a run folder, records of several tries and runs, waves that run out of memory or time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from harness.lm.deadline import TimedEngine, TimeLimitError, limited
 from harness.lm.waves import run_halving
+from harness.report import merge
 from harness.run.claims import Claims, held
 from harness.run.progress import state
 from harness.run.shards import latest
@@ -98,3 +99,17 @@ def test_a_forward_ends_between_layers_once_its_time_is_up() -> None:
             engine.prefill(ids(8))  # one limit over all of them
             time.sleep(0.01)
     assert not any(layer._forward_pre_hooks for layer in model.model.layers), "nothing stays behind"
+
+
+def test_a_folder_of_runs_is_one_report_also_where_cells_or_whole_jobs_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run, status in (("a", "ok"), ("b", "failed")):
+        (tmp_path / run / "manifests").mkdir(parents=True)
+        score = {"status": status, "score": 1.0 if status == "ok" else None, "error": None if status == "ok" else "KeyError: x"}
+        write_shard(tmp_path / run, [make(run_id=run, stack="full"), make(run_id=run, stack="h2o", **score)])
+    (tmp_path / "c" / "manifests").mkdir(parents=True)  # a job that died before its first record
+    merge([tmp_path], tmp_path / "page.html")
+    out = capsys.readouterr().out
+    assert f"{tmp_path / 'c'}: no records" in out and "1 failed - KeyError: x" in out
+    assert (tmp_path / "page.html").stat().st_size > 0
