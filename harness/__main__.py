@@ -24,6 +24,8 @@ def main(cfg: DictConfig) -> None:
         folder, failed = execute(cfg, list(HydraConfig.get().overrides.task))
     except UserError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: finished records are safe, the same command goes on from there")
     print(folder)
     if failed:
         sys.exit(1)

@@ -11,32 +11,34 @@ from typing import Any
 from harness.run import dashboard, table
 from harness.run.curves import curves
 from harness.run.pareto import rank
-from harness.run.points import load_records, points
+from harness.run.points import points
+from harness.run.progress import run_folders
 from harness.run.report import newest_manifest
+from harness.run.shards import latest, load_records
 from harness.types import UserError
 
 
 def merge(folders: Sequence[Path], out: Path) -> None:
     """Print the merged table and write one dashboard; points of different runs are never ranked against each other.
 
-    A record that stands in several folders (a copied run) counts once, as the last folder has it.
+    A folder of runs stands for all of them. A record that stands in several folders (a copied run) counts once.
 
     Raises:
         UserError: a folder is missing or holds no records of ours.
     """
-    latest: dict[str, dict[str, Any]] = {}
+    found_records: list[dict[str, Any]] = []
     manifests: dict[str, dict[str, Any]] = {}
     total = 0
-    for folder in folders:
+    for folder in [run for named in folders for run in _runs(named)]:
         loaded = load_records(folder)
         total += len(loaded) + loaded.duplicates
-        latest |= {record["key"]: _located(record, folder) for record in loaded}
+        found_records += [_located(record, folder) for record in loaded]
         manifest = newest_manifest(folder)
         if manifest is not None:
             manifests |= {record["run_id"]: manifest for record in loaded}
         if loaded.half_written:
             print(f"{folder}: {loaded.half_written} half-written record(s) passed over")
-    records = list(latest.values())
+    records = latest(found_records)
     if not records:
         raise UserError(f"no records in {', '.join(map(str, folders))}: every line there is half-written")
     if total > len(records):
@@ -50,6 +52,17 @@ def merge(folders: Sequence[Path], out: Path) -> None:
     print(out)
 
 
+def _runs(folder: Path) -> list[Path]:
+    """The folder itself, or the runs in it that have records; what a sweep's dead jobs left empty is named."""
+    if any(folder.glob("records-*.jsonl")) or not any(folder.glob("*/manifests")):
+        return [folder]
+    found = run_folders(folder)
+    for run in found:
+        if not any(run.glob("records-*.jsonl")):
+            print(f"{run}: no records")
+    return [run for run in found if any(run.glob("records-*.jsonl"))]
+
+
 def _located(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The record with its series named from here, where those of several folders are read together."""
     own = record.get("series_path")
@@ -59,7 +72,9 @@ def _located(record: dict[str, Any], folder: Path) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on what is wrong."""
     parser = argparse.ArgumentParser(prog="python -m harness.report", description="Merge runs into one table and page.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, such as results/<run_id>")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run folders such as results/<run_id>, or folders of them"
+    )
     parser.add_argument("--out", type=Path, default=Path("dashboard.html"), metavar="F", help="page to write")
     options = parser.parse_args(arguments)
     try:

@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-SCHEMA = 1
+SCHEMA = 2
+SCHEMAS_READ = (1, 2)  # 1 lacks written_at, writer and attempt
 
 BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "padding", "scratch")
 
@@ -235,4 +236,7 @@ class Record:
     chunk: int | None = None  # streams: tokens fed between two compressions
     status: str = "ok"  # ok | refused | failed | not_exercised
     error: str | None = None
+    written_at: str = ""  # UTC; the store fills this and the two below in
+    writer: str = ""  # the process, as in the name of its shard
+    attempt: int = 1  # how many records of this key there were, this one among them
     schema: int = SCHEMA

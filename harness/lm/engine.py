@@ -32,10 +32,9 @@ class Prefix:
     stats: tuple[Stats, ...]
     seconds: float
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held while the context is being read: exact rows and statistics."""
-        return self.row.bytes().total + sum(t.untyped_storage().nbytes() for s in self.stats for t in s.tensors())
+    def nbytes(self, needs: Needs) -> int:
+        """Bytes that a stack with these needs would hold while the context is read: exact rows and its own statistics."""
+        return self.row.bytes().total + sum(one.only(needs).nbytes for one in self.stats)
 
 
 @dataclass(frozen=True, kw_only=True)

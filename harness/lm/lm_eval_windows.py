@@ -8,16 +8,18 @@ store in chunks, each token predicted by a forward that reads the store. How man
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from harness.kv.cache import Row
+from harness.lm.deadline import limited
 from harness.lm.engine import Engine, Prefix, Scored
 from harness.lm.lm_eval_requests import Window
 from harness.lm.serve import Job, Served, needs_of
-from harness.lm.waves import MOST_ROWS, Forecast, run_halving
+from harness.lm.waves import MOST_ROWS, Forecast, one_line, run_halving
 from harness.stages.stack import Stack
 from harness.types import UserError
 
@@ -58,13 +60,21 @@ class WindowReader:
         """One result a (stack, seed) of `cells`; a stack that is refused or fails in one window is so as a whole."""
         out = [WindowServed(Served(job=Job(prefix=(), stack=stack, held=(), seed=seed))) for stack, seed in cells]
         for number, window in enumerate(windows):
-            self._window(window, [one for one in out if one.served.status == "ok"], first=number == 0)
+            left = [one for one in out if one.served.status == "ok"]
+            try:
+                self._window(window, left, first=number == 0)
+            except UserError:
+                raise
+            except Exception as error:  # reading the exact part failed: no stack has an answer
+                for one in left:
+                    one.served = _failed(one.served, error)
         return out
 
     def _window(self, window: Window, results: Sequence[WindowServed], *, first: bool) -> None:
         ids = window.ids
         half = len(ids) // 2 if len(ids) >= SHORTEST else len(ids) - 1
-        start = self._tokens([self.engine.start()], ids[: half + 1], EXACT_CHUNK)[0]
+        with limited(self.engine):
+            start = self._tokens([self.engine.start()], ids[: half + 1], EXACT_CHUNK)[0]
         if half == len(ids) - 1:
             for one in results:
                 _add(one, window, start, _Tokenwise(start.row))
@@ -82,7 +92,7 @@ class WindowReader:
                     continue
                 _add(one, window, start, outcome)
                 if first:
-                    one.served = _served(one.served, row, outcome.row, prefix.nbytes, seconds, len(wave))
+                    one.served = _served(one.served, row, outcome.row, prefix.nbytes(row.stack.needs), seconds, len(wave))
 
     def _compressed(self, ids: Sequence[int], results: Sequence[WindowServed]) -> tuple[Prefix, list[tuple[WindowServed, Row]]]:
         """The exact first part and a row of it for every stack that takes it; the others are refused."""
@@ -98,6 +108,8 @@ class WindowReader:
                 ready.append((one, row))
             except UserError as error:
                 one.served = replace(one.served, status="refused", error=str(error))
+            except Exception as error:
+                one.served = _failed(one.served, error)
         return prefix, ready
 
     def _waves(self, ready: Sequence[tuple[WindowServed, Row]], total: int) -> Iterator[list[tuple[WindowServed, Row]]]:
@@ -114,7 +126,8 @@ class WindowReader:
             yield wave
 
     def _rest(self, part: Sequence[tuple[WindowServed, Row]], ids: Sequence[int]) -> list[_Tokenwise | tuple[str, str]]:
-        return [*self._tokens([row for _, row in part], ids, CHUNK)]
+        with limited(self.engine):
+            return [*self._tokens([row for _, row in part], ids, CHUNK)]
 
     def _tokens(self, rows: Sequence[Row], ids: Sequence[int], chunk: int) -> list[_Tokenwise]:
         """Feed rows that have seen equally much the rest of `ids`, each token predicting the next."""
@@ -152,6 +165,10 @@ def _served(served: Served, row: Row, final: Row, prefix_bytes: int, seconds: fl
         scored=(Scored((), False, final),),
         timings={"wave_s": seconds, "wave_rows": float(rows)},
     )
+
+
+def _failed(served: Served, error: Exception) -> Served:
+    return replace(served, status="failed", error=one_line(error), trace="".join(traceback.format_exception(error)))
 
 
 def _failure(item: tuple[WindowServed, Row], line: str, trace: str) -> _Tokenwise | tuple[str, str]:

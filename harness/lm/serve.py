@@ -177,7 +177,7 @@ class Server:
         row = self.engine.compress(prefix, job.stack, job.seed)
         timings = {"prefill_s": prefix.seconds, "compress_s": time.perf_counter() - start}
         context = row.bytes()
-        peak = prefix.nbytes + (context.total if job.stack.compresses else 0)
+        peak = prefix.nbytes(job.stack.needs) + (context.total if job.stack.compresses else 0)
         return Served(job=job, row=row, context=context, peak_prefill=peak, timings=timings)
 
     def _flush(self, waiting: list[_Waiting], done: Done) -> None:

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from harness.kv.attention import NAME
-from harness.kv.compat import shape_of
-from harness.lm.engine import Engine
-from harness.lm.load import ModelSpec, load
-from harness.lm.waves import parse_bytes
-from harness.run import identity
-from harness.run.cells import Cell, build, cells, is_stack_override, key_of
-from harness.run.lm_eval_runner import LmEvalRunner
+from harness.run.assemble import assemble
+from harness.run.cells import cells, is_stack_override, key_of
 from harness.run.pareto import rank
 from harness.run.points import points
-from harness.run.recorder import Setup
+from harness.run.recorder import Work, asked
 from harness.run.report import write_all
-from harness.run.runner import Runner
 from harness.run.store import Store
-from harness.run.stream_runner import StreamRunner
 from harness.run.table import show
-from harness.types import Example, Task, Tokens, UserError, require
+from harness.types import UserError
 
-RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval": LmEvalRunner}
-NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress")
+OTHERS = {"refused": "refused (a budget too small for the example)", "not_exercised": "not compressed (too short)"}
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -56,72 +49,42 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     _quiet()
     found = cells(cfg, overrides)
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    limit = config["limit"]
-    require(limit is None or (isinstance(limit, int) and limit > 0), "limit", limit, "a positive number of examples or null")
-    seed = config["seed"]
-    require(isinstance(seed, int) and not isinstance(seed, bool), "seed", seed, "a whole number")
-    memory = parse_bytes("memory_limit", config["memory_limit"])
-    spec: ModelSpec = build(config["model"], "model")
-    task: Task = build(config["task"], "task")
-    corpus = build(config["corpus"], "corpus") if getattr(task, "needs_corpus", True) else None
-    spec.check()
-    _check_heads(found, spec)
-
-    lm = load(spec, NAME)
-    engine = Engine(lm.model, lm.kv_dtype, lm.eos_ids)
-    examples = _examples(task, lm.tokens, corpus, config, limit)
-    run = identity.run_id(spec.name, task.name, {k: v for k, v in config.items() if k not in NOT_IDENTITY})
-    store = Store(Path(config["results_dir"]) / run)
-    about_corpus = {} if corpus is None else {"name": corpus.name, "licence": corpus.licence, "sha256": corpus.digest}
-    manifest = identity.manifest(config, lm.identity, about_corpus, [cell.name for cell in found])
-    store.write_manifest(manifest)
-    keyed = {"model": dict(lm.identity), "code": manifest["code_sha256"], "versions": identity.versions()}
-    setup = Setup(
-        run_id=run,
-        model=spec.name,
-        identity=keyed,
-        seed=config["seed"],
-        memory_limit=memory,
-        attn=NAME,
-        kv_dtype=spec.kv_dtype,
-        shape=engine.shape,
-        progress=config["progress"],
-    )
-    failures = RUNNERS[getattr(task, "runner", "question")](lm, engine, task, store, setup).run(examples, found)
+    bench = assemble(config, found)
+    store: Store[Work] = Store(Path(config["results_dir"]) / bench.setup.run_id, redo=bench.options.redo)
+    try:
+        runner = bench.runner(store)
+        works = bench.works(runner, found)
+        manifest = bench.manifest(found)
+        store.write_manifest(manifest | {"asked": asked(works)})
+        runner.run(works)
+    finally:
+        store.close()
     write_all(store.folder, manifest)
-    _show(store)
-    return store.folder, len(failures)
+    return store.folder, _show(store, overrides)
 
 
-def _show(store: Store) -> None:
-    """The table of what was asked for; the folder's page holds all of its records."""
+def _show(store: Store[Work], overrides: Sequence[str]) -> int:
+    """The table of what was asked for, and how many of it failed; the folder's page holds all of its records."""
     records = store.records()
-    asked = [record for record in records if record["key"] in store.asked]
-    show(rank(points(asked)))
-    if len(asked) < len(records):
-        print(f"{len(records) - len(asked)} more records of this run are in its points.csv and dashboard.html")
+    mine = [record for record in records if record["key"] in store.asked]
+    show(rank(points(mine)))
+    if len(mine) < len(records):
+        print(f"{len(records) - len(mine)} more records of this run are in its points.csv and dashboard.html")
+    status = Counter(str(record["status"]) for record in mine)
+    counts = [f"{status['ok']} ok", f"{status['failed']} failed"]
+    counts += [f"{status[name]} {words}" for name, words in OTHERS.items() if status[name]]
+    print(", ".join(counts))
+    if status["failed"]:
+        print(f"only what failed runs again with: {_again(overrides)}")
+    return status["failed"]
 
 
-def _examples(task: Task, tokens: Tokens, corpus: Any, config: dict[str, Any], limit: int | None) -> list[Example]:
-    examples = list(task.examples(tokens, corpus, config["seed"]))
-    if not examples:
-        raise UserError(f"task={task.name} has no examples")
-    doubled = [name for name, times in Counter(e.id for e in examples).items() if times > 1]
-    if doubled:
-        raise UserError(f"task={task.name} gives several examples the id {doubled[0]!r}: every example needs its own")
-    return examples[:limit]
-
-
-def _check_heads(found: Sequence[Cell], spec: ModelSpec) -> None:
-    """Group sizes against head dims, from the model's config alone."""
-    shape = shape_of(spec.config())
-    for cell in found:
-        for layer in {(layer.d_key, layer.d_value) for layer in shape.layers}:
-            for role, codec, dim in (("keys", cell.stack.keys, layer[0]), ("values", cell.stack.values, layer[1])):
-                try:
-                    codec.check(dim)
-                except UserError as error:
-                    raise UserError(f"stack {cell.label!r}, {role}: {error}") from None
+def _again(overrides: Sequence[str]) -> str:
+    """The command that makes what is missing: the same one, without what forces the rest."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    folders = [part for s in sources if s.provider == "command-line" for part in ("--config-dir", s.path)]
+    kept = [one for one in overrides if key_of(one) != "redo"]
+    return shlex.join(["python", "-m", "harness", *folders, *kept])
 
 
 def _quiet() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -15,10 +16,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 PACKAGE = Path(__file__).parents[1]
 KEY_SOURCES = ("types.py", "stages", "kv", "lm")  # what can change a number; reports and plots cannot
 OURS = ("harness.", "tasks.")
 LIBRARIES = ("torch", "transformers", "lm-eval")
+ALSO = ("kv-harness", "tokenizers", "numpy", "hydra-core", "datasets")  # in manifests, not in keys
 
 
 def digest(value: Any) -> str:
@@ -31,9 +35,9 @@ def run_id(model: str, task: str, config: Mapping[str, Any]) -> str:
     return f"{model}-{task}-{digest(config)[:8]}"
 
 
-def record_key(parts: Mapping[str, Any]) -> str:
-    """Key of one record from everything that decides its content."""
-    return digest(parts)
+def record_key(example: str, cell: str) -> str:
+    """Key of one record from the digests of its example, with all it is run with, and of its cell."""
+    return digest([example, cell])
 
 
 def versions() -> dict[str, str]:
@@ -106,10 +110,26 @@ def manifest(config: Any, model: Mapping[str, Any], corpus: Mapping[str, Any], c
         "cells": cells,
         "model": dict(model),
         "corpus": dict(corpus),
-        "versions": versions() | {"python": platform.python_version(), "kv-harness": _version("kv-harness")},
-        "machine": {"platform": platform.platform(), "processor": platform.machine(), "node": platform.node()},
+        "versions": versions() | {"python": platform.python_version()} | {name: _version(name) for name in ALSO},
+        "machine": machine(),
         "git_revision": _git_revision(),
         "code_sha256": code_hash(config if isinstance(config, Mapping) else {}),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What can change the last digits of a number or its run time: the machine, its accelerators, threads, determinism."""
+    cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return {
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "node": platform.node(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerators": [torch.cuda.get_device_name(i) for i in cuda],
+        "cuda": torch.version.cuda,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }
 
 

@@ -13,21 +13,24 @@ from collections.abc import Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from harness.lm.engine import Engine
 from harness.lm.lm_eval_requests import Encoder, Request, generation_limits, prompt_hash
 from harness.lm.lm_eval_serve import Asked, LmEvalService, Replied
 from harness.lm.load import LM
-from harness.run import atomic
+from harness.lm.waves import MOST_ROWS
 from harness.run.cells import Cell
-from harness.run.identity import code_hash, digest, record_key
+from harness.run.identity import digest
 from harness.run.lm_eval_metrics import aggregate, chance, from_output, judge, to_output
-from harness.run.recorder import NOTHING, Recorder, Setup, Work
+from harness.run.recorder import NOTHING, Recorder, Setup, Work, cell_part
 from harness.run.store import Store
 from harness.types import Example, Prompt, Record, UserError, require
 from tasks.lm_eval import FIRST, Document, LmEval
 
+BUNDLE = 4 * MOST_ROWS  # records asked for at once: what is not asked for is free for other writers
 NOT_READ = "compression cannot act: a text this short, or without a context, is read exactly"
 
 
@@ -42,7 +45,7 @@ class LmEvalWork(Work):
 class LmEvalRunner:
     """Makes the missing records of a run of lm-eval tasks."""
 
-    def __init__(self, lm: LM, engine: Engine, task: LmEval, store: Store, setup: Setup) -> None:
+    def __init__(self, lm: LM, engine: Engine, task: LmEval, store: Store[Work], setup: Setup) -> None:
         self.lm, self.task, self.store, self.setup = lm, task, store, setup
         limit = lm.tokens.max_length
         require(limit is not None, "model", setup.model, "lm-eval needs to know how many positions it has")
@@ -50,26 +53,40 @@ class LmEvalRunner:
         self.service = LmEvalService(engine, lm.tokens, setup.memory_limit)
         self.vocabulary = int(engine.model.config.get_text_config().vocab_size)
 
-    def run(self, examples: Sequence[Example], cells: Sequence[Cell]) -> list[str]:
-        """All documents under all cells, a line for each failure; then lm-eval's own results of every cell."""
+    def works(self, examples: Sequence[Example], cells: Sequence[Cell], seed: int) -> list[Work]:
+        """The records that all documents under all cells are."""
         for name, task in self.task.loaded.tasks.items():
             has = self.task.metric in (FIRST, *task.aggregation())
             require(has, "task.metric", self.task.metric, f"{name} gives {', '.join(task.aggregation())}")
         configs = {name: digest(task.dump_config()) for name, task in self.task.loaded.tasks.items()}
-        everything = [work for example in examples for work in self._works(example, cells, configs)]
-        todo = self.store.missing(everything)
-        with Recorder(self.task, self.store, self.setup, len(todo)) as recorder:
-            recorder.write([self._unread(recorder, one) for one in todo if not one.requests])
-            asked = [Asked(requests=w.requests, stack=w.cell.stack, seed=_seed(w), tag=w) for w in todo if w.requests]
+        parts = [cell_part(cell) for cell in cells]
+        found: list[Work] = []
+        for example in examples:
+            document, shown, prompt, requests, name = self._asked(example, configs, seed)
+            for cell, part in zip(cells, parts, strict=True):
+                found.append(LmEvalWork(shown, prompt, cell, seed, name[:16], (name, part), document, requests))
+        return found
+
+    def run(self, works: Sequence[Work]) -> list[str]:
+        """Make what is missing, a line for each failure; then lm-eval's own results of every cell."""
+        with Recorder(self.task, self.store, self.setup, works) as recorder:
 
             def done(replies: list[Replied]) -> None:
                 recorder.write([self._finish(recorder, reply) for reply in replies])
 
-            self.service.serve(asked, done)
-            self._results(everything)
+            for free in recorder.rounds():
+                while bundle := list(islice(free, BUNDLE)):
+                    recorder.write([self._unread(recorder, one) for one in bundle if not _of(one).requests])
+                    asked = [one for one in map(_of, bundle) if one.requests]
+                    stacks = [Asked(requests=w.requests, stack=w.cell.stack, seed=_seed(w), tag=w) for w in asked]
+                    self.service.serve(stacks, done)
+            self._results(list(map(_of, works)))
             return recorder.failures
 
-    def _works(self, example: Example, cells: Sequence[Cell], configs: dict[str, str]) -> list[LmEvalWork]:
+    def _asked(
+        self, example: Example, configs: dict[str, str], seed: int
+    ) -> tuple[Document, Example, Prompt, tuple[Request, ...], str]:
+        """A document, what its records show of it, its requests, and the digest of all that they depend on but the cell."""
         document = self.task.loaded.documents[example.id]
         for one in document.instances:
             if one.request_type == "generate_until":
@@ -77,8 +94,6 @@ class LmEvalRunner:
         requests, refused = self._encoded(document)
         main = max(requests, key=lambda r: len(r.all_ids), default=Request(kind=""))
         ids = main.ids or main.all_ids
-        example = replace(example, truncated=any(r.truncated for r in requests))
-        prompt = Prompt(context=ids[:-1], question=(), answer_prefix=ids[-1:])
         parts = {
             "document": [[one.request_type, *one.args] for one in document.instances],
             "id": example.id,
@@ -86,29 +101,11 @@ class LmEvalRunner:
             "prompt": prompt_hash(requests),
             "refused": refused,
             "metric": self.task.metric,
-            "seed": self.setup.seed,
+            "seed": seed,
             **self.setup.identity,
         }
-        base = digest(parts)
-        return [
-            LmEvalWork(
-                example,
-                prompt,
-                cell,
-                record_key(
-                    {
-                        "base": base,
-                        "stack": cell.config,
-                        "point": cell.point,
-                        "label": cell.label,
-                        "code": code_hash(cell.config),
-                    }
-                ),
-                document,
-                requests,
-            )
-            for cell in cells
-        ]
+        shown = replace(example, truncated=any(r.truncated for r in requests))
+        return document, shown, Prompt(context=ids[:-1], question=(), answer_prefix=ids[-1:]), requests, digest(parts)
 
     def _encoded(self, document: Document) -> tuple[tuple[Request, ...], str]:
         """Requests of a document, or none and the reason."""
@@ -117,8 +114,9 @@ class LmEvalRunner:
         except UserError as error:
             return (), str(error)
 
-    def _unread(self, recorder: Recorder, work: LmEvalWork) -> Record:
-        return recorder.record(work, **self._named(work), status="refused", error=self._encoded(work.document)[1])
+    def _unread(self, recorder: Recorder, work: Work) -> Record:
+        own = _of(work)
+        return recorder.record(own, **self._named(own), status="refused", error=self._encoded(own.document)[1])
 
     def _named(self, work: LmEvalWork) -> dict[str, Any]:
         """What differs from task to task of a group."""
@@ -179,8 +177,15 @@ class LmEvalRunner:
             with _one_process():
                 found = aggregate(self.task.loaded, responses, self.task.bootstrap_iters, self.task.unsafe_code)
             text = json.dumps(found, indent=1, default=str)
-            path = self.store.folder / f"lm_eval-{_file_name(name)}.json"
-            atomic.replace(path, lambda draft, text=text: draft.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+            self.store.write(
+                Path(f"lm_eval-{_file_name(name)}.json"),
+                lambda draft, text=text: draft.write_text(text, encoding="utf-8"),  # type: ignore[misc]
+            )
+
+
+def _of(work: Work) -> LmEvalWork:
+    assert isinstance(work, LmEvalWork)
+    return work
 
 
 def _seed(work: Work) -> int:

@@ -1,4 +1,4 @@
-"""Records to points: reading the shards of a run and one typed row per configuration; it draws and ranks nothing.
+"""Records to points: one typed row per configuration; it reads, draws and ranks nothing.
 
 A row is what one stack at one point did on all its examples of one run: score with interval, paired difference to the
 full cache of the same run on the same prompts, and the bytes it held. Every column has one type, so a table can
@@ -7,17 +7,14 @@ always be written.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from harness.run import point_row
 from harness.run.point_measures import FIDELITY
-from harness.types import BYTE_KINDS, SCHEMA, UserError
+from harness.types import BYTE_KINDS
 
 Json = dict[str, Any]
 
@@ -47,50 +44,6 @@ COLUMNS: dict[str, str] = {
 CELL_COLUMNS: dict[str, str] = {"length": _FLOAT, "depth": _FLOAT} | COLUMNS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """The records of a run folder, the latest of each key, and what was passed over on the way."""
-
-    records: list[Json]
-    duplicates: int  # earlier records with the key of a later one
-    half_written: int  # lines cut off by a kill
-
-    def __iter__(self) -> Iterator[Json]:
-        return iter(self.records)
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-
-def load_records(run_dir: Path) -> Loaded:
-    """Read all shards of a run folder, oldest first; of records with one key the latest wins.
-
-    A line that a kill cut short is passed over and counted. Files that are not ours are refused in one line.
-
-    Raises:
-        UserError: no such folder, no shard in it, or a shard that no run wrote.
-    """
-    if not run_dir.is_dir():
-        raise UserError(f"{run_dir} is not a folder: name a run folder such as results/<run_id>")
-    shards = sorted(run_dir.glob("records-*.jsonl"), key=lambda shard: (shard.stat().st_mtime_ns, shard.name))
-    if not shards:
-        raise UserError(f"{run_dir} holds no records: expected records-<writer>.jsonl in it")
-    latest: dict[str, Json] = {}
-    seen = cut = 0
-    for shard in shards:
-        for number, line in enumerate(shard.read_bytes().splitlines(), start=1):
-            if not line.strip():
-                continue
-            record = _parse(line, f"{shard}:{number}")
-            if record is None:
-                cut += 1
-                continue
-            seen += 1
-            latest.pop(record["key"], None)  # the later record also takes the later place
-            latest[record["key"]] = record
-    return Loaded(records=list(latest.values()), duplicates=seen - len(latest), half_written=cut)
-
-
 def points(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """One row per run, stack, point and mode; see COLUMNS for names and types.
 
@@ -111,22 +64,3 @@ def cells(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 def _frame(rows: list[Json], columns: dict[str, str]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=list(columns), dtype="object" if not rows else None)
     return frame.astype(columns)
-
-
-def _parse(line: bytes, where: str) -> Json | None:
-    """The record of a line, None for one cut short; NaN of older files is read as missing."""
-    try:
-        record = json.loads(line, parse_constant=_constant)
-    except ValueError:
-        if line.lstrip().startswith(b"{"):
-            return None
-        raise UserError(f"{where} is not a record: expected one JSON object a line") from None
-    if not isinstance(record, dict) or not {"key", "schema", "run_id", "stack"} <= record.keys():
-        raise UserError(f"{where} is not a record of this program: key, schema, run_id or stack is missing")
-    if record["schema"] != SCHEMA:
-        raise UserError(f"{where} has schema={record['schema']!r}: this version reads {SCHEMA}")
-    return record
-
-
-def _constant(name: str) -> float | None:
-    return None if name == "NaN" else float(name)

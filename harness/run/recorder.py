@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -12,10 +15,11 @@ from tqdm import tqdm
 from harness.kv.shape import ModelShape
 from harness.lm.serve import Served
 from harness.run.cells import Cell
-from harness.run.identity import code_hash, record_key
+from harness.run.identity import code_hash, digest, record_key
 from harness.run.store import Store
 from harness.types import Bytes, Example, Prompt, Record, Task
 
+TOGETHER = 8  # examples on one context that are claimed at once
 NOTHING = "nothing was compressed: the context is not longer than what the stack keeps exactly"
 
 
@@ -26,7 +30,6 @@ class Setup:
     run_id: str
     model: str
     identity: Mapping[str, Any]  # model, code hash and library versions: part of every key
-    seed: int
     memory_limit: int
     attn: str
     kv_dtype: str
@@ -41,18 +44,38 @@ class Work:
     example: Example
     prompt: Prompt
     cell: Cell
-    key: str
+    seed: int
+    claim: str  # works with one claim are made by one writer
+    parts: tuple[str, str]  # digests of the example and what it is run with, and of the cell
+
+    @cached_property
+    def key(self) -> str:
+        """The identity of the record."""
+        return record_key(*self.parts)
 
 
 class Recorder:
-    """Writes the records of one invocation; use it as a context manager, which shows progress while it is open."""
+    """Writes the records of one invocation; use it as a context manager, which shows progress while it is open.
+
+    The bar counts the records that were missing at the start, whoever makes them.
+    """
 
     def __init__(
-        self, task: Task, store: Store, setup: Setup, total: int, shared: Mapping[str, Any] = MappingProxyType({})
+        self,
+        task: Task,
+        store: Store[Work],
+        setup: Setup,
+        works: Sequence[Work],
+        shared: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.task, self.store, self.setup, self.shared = task, store, setup, shared
+        self.task, self.store, self.setup, self.works, self.shared = task, store, setup, works, shared
         self.failures: list[str] = []
-        self.bar = tqdm(total=total, unit="rec", desc=setup.run_id, disable=not setup.progress or not total)
+        self._left = {one.key: (one.seed, one.example.id) for one in store.missing(works)}
+        self._examples = Counter(self._left.values())  # records missing of each
+        self._asked = len(self._examples)
+        self.bar = tqdm(
+            total=len(self._left), unit="rec", desc=setup.run_id, disable=not setup.progress or not self._left, mininterval=0.5
+        )
 
     def __enter__(self) -> Recorder:
         return self
@@ -60,18 +83,35 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.bar.close()
 
+    def rounds(self) -> Iterator[Iterator[Work]]:
+        """What to do, as `Store.rounds` hands it out: works of one claim stand together."""
+        for free in self.store.rounds(self.works):
+            yield (one for group in free for one in group)
+            self._show(())
+
     def write(self, records: Sequence[Record]) -> None:
         """Append records to the store; failures are also remembered for the end."""
         self.store.append(records)
         self.failures += [f"{r.stack} {r.point} {r.example_id}: {r.error}" for r in records if r.status == "failed"]
-        self.bar.update(len(records))
+        self._show([r.key for r in records])
+
+    def _show(self, keys: Iterable[str]) -> None:
+        """Take records off what is left, other writers' too, and move the bar."""
+        gone = [key for key in {*keys, *self.store.news} if key in self._left]
+        self.store.news.clear()
+        for key in gone:
+            self._examples[self._left.pop(key)] -= 1
+        done = sum(left <= 0 for left in self._examples.values())
+        words = f"{done}/{self._asked} examples" + (f", {len(self.failures)} failed" if self.failures else "")
+        self.bar.set_postfix_str(words, refresh=False)
+        self.bar.update(len(gone))
 
     def failed(self, work: Work, line: str, trace: str) -> Record:
         """A record of a failure, its traceback in a file of the run folder."""
+        if not trace:
+            return self.record(work, status="failed", error=line)
         name = f"{work.key[:16]}.txt"
-        folder = self.store.folder / "failures"
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(trace, encoding="utf-8")
+        self.store.write(Path("failures") / name, lambda path: path.write_text(trace, encoding="utf-8"))
         return self.record(work, status="failed", error=f"{line} (failures/{name})")
 
     def unserved(self, work: Work, served: Served) -> Record:
@@ -133,26 +173,43 @@ class Recorder:
             "gold": list(example.answers),
             "metric": task.metric,
             "chance": task.chance,
-            "seed": self.setup.seed,
+            "seed": work.seed,
         }
         return Record(**(shared | dict(self.shared) | fields))
 
 
-def key(setup: Setup, task: Task, example: Example, prompt: Prompt, cell: Cell) -> str:
-    """The identity of a record: everything that decides its content."""
-    return record_key(
-        {
-            "example": asdict(example),
-            "prompt": prompt.sha256,
-            "query_aware": task.query_aware,
-            "stack": cell.config,
-            "point": cell.point,
-            "label": cell.label,
-            "stack_code": code_hash(cell.config),  # a method from outside the project is part of the key
-            "seed": setup.seed,
-            **setup.identity,
-        }
-    )
+def works_of(
+    setup: Setup, task: Task, prompts: Sequence[tuple[Example, Prompt]], cells: Sequence[Cell], seed: int
+) -> list[Work]:
+    """The records that examples under cells are; their keys hold everything that decides their content.
+
+    Examples on one context stand together and have one claim, a few at a time: whoever makes them reads it once.
+    """
+    parts = [cell_part(cell) for cell in cells]
+    same: dict[tuple[int, ...], list[Work]] = {}
+    for example, prompt in prompts:
+        context = prompt.split(task.query_aware)[0]
+        told = {"example": asdict(example), "prompt": prompt.sha256, "query_aware": task.query_aware, "seed": seed}
+        name = digest({**told, **setup.identity})
+        before = same.setdefault(context, [])
+        claim = f"{digest([seed, context])[:16]}-{len(before) // len(cells) // TOGETHER}"
+        before += [Work(example, prompt, cell, seed, claim, (name, part)) for cell, part in zip(cells, parts, strict=True)]
+    return [one for works in same.values() for one in works]
+
+
+def cell_part(cell: Cell) -> str:
+    """The part of a record's key that is the cell's; a method from outside the project is in it with its code."""
+    return digest({"stack": cell.config, "point": cell.point, "label": cell.label, "code": code_hash(cell.config)})
+
+
+def asked(works: Sequence[Work]) -> dict[str, Any]:
+    """What an invocation asks for, for its manifest: `record_key` of any example's and any cell's digest is a record's key."""
+    return {
+        "examples": [
+            [seed, name, part] for seed, name, part in dict.fromkeys((w.seed, w.example.id, w.parts[0]) for w in works)
+        ],
+        "cells": [[name, part] for name, part in dict.fromkeys((w.cell.name, w.parts[1]) for w in works)],
+    }
 
 
 def breakdown(total: Bytes) -> dict[str, dict[str, int]]:

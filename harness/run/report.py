@@ -17,7 +17,9 @@ from harness.run import dashboard
 from harness.run.atomic import replace
 from harness.run.curves import Curves, curves
 from harness.run.pareto import frontier, rank
-from harness.run.points import load_records, points
+from harness.run.points import points
+from harness.run.progress import manifests
+from harness.run.shards import load_records
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,11 +62,4 @@ def _write_curves(run_dir: Path, records: list[dict[str, Any]], ranked: pd.DataF
 
 def newest_manifest(run_dir: Path) -> dict[str, Any] | None:
     """The manifest of the last invocation, None where there is none that can be read."""
-    for path in sorted((run_dir / "manifests").glob("*.json"), reverse=True):
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            continue
-        if isinstance(manifest, dict):
-            return manifest
-    return None
+    return next(reversed(manifests(run_dir)), None)

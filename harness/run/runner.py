@@ -14,7 +14,7 @@ from harness.lm.load import LM
 from harness.lm.serve import Job, Served, Server
 from harness.lm.waves import one_line
 from harness.run.cells import Cell
-from harness.run.recorder import Recorder, Setup, Work, key
+from harness.run.recorder import Recorder, Setup, Work, works_of
 from harness.run.store import Store
 from harness.types import Example, Record, Score, Task
 
@@ -22,25 +22,26 @@ from harness.types import Example, Record, Score, Task
 class Runner:
     """Makes the missing records of a run."""
 
-    def __init__(self, lm: LM, engine: Engine, task: Task, store: Store, setup: Setup) -> None:
+    def __init__(self, lm: LM, engine: Engine, task: Task, store: Store[Work], setup: Setup) -> None:
         self.lm, self.task, self.store, self.setup = lm, task, store, setup
         self.server = Server(engine, setup.memory_limit)
 
-    def run(self, examples: Sequence[Example], cells: Sequence[Cell]) -> list[str]:
-        """All examples under all cells, a line for each failure; a wave's records are on disk before the next one starts."""
-        todo = [work for example in examples for work in self._missing(example, cells)]
-        with Recorder(self.task, self.store, self.setup, len(todo)) as recorder:
+    def works(self, examples: Sequence[Example], cells: Sequence[Cell], seed: int) -> list[Work]:
+        """The records that all examples under all cells are."""
+        tokens, chat = self.lm.tokens, self.task.chat
+        prompts = [(e, tokens.prompt(e.context, e.question, e.answer_prefix, chat=chat)) for e in examples]
+        return works_of(self.setup, self.task, prompts, cells, seed)
+
+    def run(self, works: Sequence[Work]) -> list[str]:
+        """Make what is missing, a line for each failure; a wave's records are on disk before the next one starts."""
+        with Recorder(self.task, self.store, self.setup, works) as recorder:
 
             def done(served: list[Served]) -> None:
                 recorder.write([self._finish(recorder, one) for one in served])
 
-            self.server.serve(map(self._job, todo), done)
+            for free in recorder.rounds():
+                self.server.serve(map(self._job, free), done)
             return recorder.failures
-
-    def _missing(self, example: Example, cells: Sequence[Cell]) -> list[Work]:
-        prompt = self.lm.tokens.prompt(example.context, example.question, example.answer_prefix, chat=self.task.chat)
-        work = [Work(example, prompt, cell, key(self.setup, self.task, example, prompt, cell)) for cell in cells]
-        return self.store.missing(work)
 
     def _job(self, work: Work) -> Job:
         example = work.example

@@ -1,6 +1,6 @@
 """Records on disk: one shard per writer, one append per wave, strict JSON. It knows no meaning of a record but its key.
 
-Reading shards is `points.load_records`.
+Reading and mending shards is `shards`, who works on what is `claims`.
 """
 
 from __future__ import annotations
@@ -10,64 +10,182 @@ import json
 import math
 import os
 import socket
+import sys
+import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from harness.run.points import load_records
+from harness.run import atomic
+from harness.run.claims import Claims
+from harness.run.shards import FINAL, content, load_records, mend, parsed, shards
 from harness.types import Record, UserError
+
+WAIT = 0.5  # seconds between two looks at what other writers are busy with
 
 
 class Keyed(Protocol):
-    """A record to make."""
+    """A record to make; works with one claim are made by one writer."""
 
     @property
     def key(self) -> str: ...
 
+    @property
+    def claim(self) -> str: ...
+
 
 Work = TypeVar("Work", bound=Keyed)
-DONE = ("ok", "refused", "not_exercised")
 
 
-class Store:
-    """The run folder of one writer. A record that is there with a final status is never made again; failures are."""
+class Store(Generic[Work]):
+    """The run folder of one writer among many; close it to let others have what it claimed.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    A record that is there with a final status is not made again, unless `redo`; failures are.
+    """
+
+    def __init__(self, folder: Path, *, redo: bool = False) -> None:
+        self.folder, self.redo = folder, redo
         try:
             (folder / "manifests").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"results_dir: {folder} cannot be written: {error.strerror}") from None
-        self.shard = folder / f"records-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}.jsonl"
+        self.started = now()
+        self.writer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.shard = folder / f"records-{self.writer}.jsonl"
+        self.claims = Claims(folder / "claims")
         self.asked: set[str] = set()
-        self.done = {r["key"] for r in self.records() if r["status"] in DONE}
+        self.done: set[str] = set()
+        self.news: set[str] = set()  # keys of other writers' records that were not looked at yet
+        self._attempts: Counter[str] = Counter()
+        self._read: dict[Path, int] = {}
+        self._open: dict[str, set[str]] = {}  # claim -> keys still to be written under it
+        self._claim_of: dict[str, str] = {}
+        self.claims.take(self.writer)
+        self._mend()
+        self.refresh()
 
     def records(self) -> list[dict[str, Any]]:
         """Everything written so far, by all writers."""
         return load_records(self.folder).records if any(self.folder.glob("records-*.jsonl")) else []
 
-    def missing(self, work: Sequence[Work]) -> list[Work]:
+    def missing(self, works: Sequence[Work]) -> list[Work]:
         """Of the records asked for, those still to be made; what was asked for is remembered for the report."""
-        self.asked |= {one.key for one in work}
-        return [one for one in work if one.key not in self.done]
+        self.asked |= {one.key for one in works}
+        return [one for one in works if one.key not in self.done]
+
+    def rounds(self, works: Sequence[Work]) -> Iterator[Iterator[list[Work]]]:
+        """Rounds over what is missing: in each, the works of every claim that no other writer holds.
+
+        A round is to be read to its end and all of its records written before the next is asked for: a writer that waits
+        for others holds nothing they could wait for.
+        """
+        groups: dict[str, list[Work]] = {}
+        for one in self.missing(works):
+            groups.setdefault(one.claim, []).append(one)
+        left = list(groups.values())
+        while left:
+            busy: list[list[Work]] = []
+            yield self._free(left, busy)
+            if len(busy) == len(left):
+                time.sleep(WAIT)
+            left = busy
+
+    def _free(self, groups: Iterable[list[Work]], busy: list[list[Work]]) -> Iterator[list[Work]]:
+        self.refresh()
+        for group in groups:
+            if not self.missing(group):
+                continue
+            if not self.claims.take(group[0].claim):
+                busy.append(group)
+                continue
+            self.refresh()  # what its last owner wrote before giving it up
+            works = self.missing(group)
+            self._open[group[0].claim] = {one.key for one in works}
+            self._claim_of |= {one.key: one.claim for one in works}
+            if works:
+                yield works
+            else:
+                self._give_up(group[0].claim)
+
+    def refresh(self) -> None:
+        """Take in what other writers wrote since the last look, whole lines only."""
+        for shard in shards(self.folder):
+            start = self._read.get(shard, 0)
+            if shard == self.shard or shard.stat().st_size == start:
+                continue
+            data = content(shard, start)
+            end = data.rfind(b"\n") + 1
+            self._read[shard] = start + end
+            for record in parsed(data[:end], shard):
+                if record is not None:
+                    self._take_in(record)
+                    self.news.add(record["key"])
+
+    def _take_in(self, record: Mapping[str, Any]) -> None:
+        self._attempts[record["key"]] += 1
+        if record["status"] in FINAL and (not self.redo or record["written_at"] >= self.started):
+            self.done.add(record["key"])
 
     def append(self, records: Iterable[Record]) -> None:
         """Write records in one append, flushed to disk: a kill loses none that were appended."""
-        lines = [json.dumps(_strict(dataclasses.asdict(r)), allow_nan=False) + "\n" for r in records]
+        stamped = [
+            dataclasses.asdict(r) | {"written_at": now(), "writer": self.writer, "attempt": self._attempts[r.key] + 1}
+            for r in records
+        ]
+        lines = [json.dumps(_strict(one), allow_nan=False) + "\n" for one in stamped]
         try:
-            with self.shard.open("a", encoding="utf-8") as file:
-                file.write("".join(lines))
-                file.flush()
+            with self.shard.open("ab", buffering=0) as file:
+                data = memoryview("".join(lines).encode())
+                while data:
+                    data = data[file.write(data) :]
                 os.fsync(file.fileno())
         except OSError as error:
-            raise UserError(f"results_dir: {self.shard} cannot be written: {error.strerror}") from None
+            raise UserError(
+                f"results_dir: {self.shard} cannot be written: {error.strerror}; what is in it stays, "
+                "and the same command makes the rest"
+            ) from None
+        for one in stamped:
+            self._take_in(one)
+            claim = self._claim_of.pop(one["key"], None)
+            if claim is not None:
+                self._open[claim].discard(one["key"])
+                if not self._open[claim]:
+                    self._give_up(claim)
+
+    def _give_up(self, claim: str) -> None:
+        del self._open[claim]
+        self.claims.release(claim)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """One file per invocation."""
         stamp = str(manifest["time"]).replace(":", "").replace("+0000", "Z")
-        path = self.folder / "manifests" / f"{stamp}-{uuid.uuid4().hex[:6]}.json"
-        path.write_text(json.dumps(_strict(manifest), indent=1, allow_nan=False, default=str), encoding="utf-8")
+        text = json.dumps(_strict({"writer": self.writer, **manifest}), indent=1, allow_nan=False, default=str)
+        self.write(Path("manifests") / f"{stamp}-{uuid.uuid4().hex[:6]}.json", lambda path: path.write_text(text, "utf-8"))
+
+    def write(self, name: Path, fill: Any) -> None:
+        """Let `fill(path)` make a file of the run folder, whole or not at all; UserError when it cannot be written."""
+        atomic.replace(self.folder / name, fill)
+
+    def close(self) -> None:
+        """Give up all claims; whatever was not written is free for others."""
+        self.claims.close()
+
+    def _mend(self) -> None:
+        """Mend what dead writers left; a shard whose writer lives is its own."""
+        for shard in shards(self.folder):
+            writer = shard.stem.removeprefix("records-")
+            if self.claims.take(writer) and self.claims.locks:
+                if mend(shard):
+                    print(f"{shard}: its last line was cut short; that record is made again", file=sys.stderr)
+                self.claims.release(writer)
+
+
+def now() -> str:
+    """UTC to the microsecond; sorts as text."""
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
 
 def _strict(value: Any) -> Any:

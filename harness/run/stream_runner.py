@@ -6,7 +6,7 @@ A document's rows share waves with a full-cache row of the same document, which 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ import numpy as np
 import pandas as pd
 
 from harness.kv.cache import Row
+from harness.lm.deadline import limited
 from harness.lm.engine import Engine
 from harness.lm.load import LM
 from harness.lm.serve import needs_of
 from harness.lm.stream import Read, Reading, read, start_row
 from harness.lm.waves import MOST_ROWS, Forecast, one_line, run_halving
 from harness.run.cells import Cell
-from harness.run.recorder import NOTHING, Recorder, Setup, Work, breakdown, key
+from harness.run.recorder import NOTHING, Recorder, Setup, Work, breakdown, works_of
 from harness.run.store import Store
 from harness.stages.stack import Stack
 from harness.types import Example, Record, UserError
@@ -36,7 +37,7 @@ ONCE = (
 class StreamRunner:
     """Makes the missing records of a stream run."""
 
-    def __init__(self, lm: LM, engine: Engine, task: Stream, store: Store, setup: Setup) -> None:
+    def __init__(self, lm: LM, engine: Engine, task: Stream, store: Store[Work], setup: Setup) -> None:
         self.lm, self.engine, self.task, self.store, self.setup = lm, engine, task, store, setup
         text = lm.model.config.get_text_config()
         self.vocabulary = int(text.vocab_size)
@@ -47,26 +48,26 @@ class StreamRunner:
             vocabulary=self.vocabulary * task.chunk,
         )
 
-    def run(self, examples: Sequence[Example], cells: Sequence[Cell]) -> list[str]:
-        """All documents under all cells, a line for each failure; a wave's records are on disk before the next one starts."""
-        todo = [work for example in examples for work in self._missing(example, cells)]
+    def works(self, examples: Sequence[Example], cells: Sequence[Cell], seed: int) -> list[Work]:
+        """The records that all documents under all cells are."""
+        prompts = [(e, self.lm.tokens.prompt(e.context, "", "", chat=False)) for e in examples]
+        return works_of(self.setup, self.task, prompts, cells, seed)
+
+    def run(self, works: Sequence[Work]) -> list[str]:
+        """Make what is missing, a line for each failure; a wave's records are on disk before the next one starts."""
         shared = {
             "higher_is_better": False,
             "aggregate": "exp_weighted",
             "chance": float(self.vocabulary),
             "chunk": self.task.chunk,
         }
-        with Recorder(self.task, self.store, self.setup, len(todo), shared) as recorder:
-            for wave in self._waves(todo, recorder):
-                recorder.write(run_halving(lambda part: self._wave(part, recorder), wave, recorder.failed))
+        with Recorder(self.task, self.store, self.setup, works, shared) as recorder:
+            for free in recorder.rounds():
+                for wave in self._waves(free, recorder):
+                    recorder.write(run_halving(lambda part: self._wave(part, recorder), wave, recorder.failed))
             return recorder.failures
 
-    def _missing(self, example: Example, cells: Sequence[Cell]) -> list[Work]:
-        prompt = self.lm.tokens.prompt(example.context, "", "", chat=False)
-        work = [Work(example, prompt, cell, key(self.setup, self.task, example, prompt, cell)) for cell in cells]
-        return self.store.missing(work)
-
-    def _waves(self, todo: Sequence[Work], recorder: Recorder) -> Iterator[list[Work]]:
+    def _waves(self, todo: Iterable[Work], recorder: Recorder) -> Iterator[list[Work]]:
         """As many rows as fit the memory limit, a reference row for every document among them counted too."""
         wave: list[Work] = []
         used = 0
@@ -80,7 +81,7 @@ class StreamRunner:
             except MemoryError as error:
                 recorder.write([recorder.failed(work, one_line(error), "")])
                 continue
-            base = 0 if any(w.example.id == work.example.id for w in wave) else self._size(Stack(), total)
+            base = 0 if any(w.prompt.sha256 == work.prompt.sha256 for w in wave) else self._size(Stack(), total)
             if wave and (used + base + size > self.setup.memory_limit or len(wave) >= MOST_ROWS):
                 yield wave
                 wave, used, base = [], 0, self._size(Stack(), total)
@@ -101,9 +102,10 @@ class StreamRunner:
 
     def _wave(self, work: Sequence[Work], recorder: Recorder) -> list[Record]:
         readings: list[Reading] = []
-        for _, same in groupby(work, key=lambda one: one.example.id):
-            self._document(list(same), readings)
-        done = read(self.engine, readings, self.task.chunk)
+        with limited(self.engine):
+            for _, same in groupby(work, key=lambda one: one.prompt.sha256):
+                self._document(list(same), readings)
+            done = read(self.engine, readings, self.task.chunk)
         results = zip(readings, done, strict=True)
         return [self._finish(recorder, reading, one, len(readings)) for reading, one in results if reading.tag]
 
@@ -170,10 +172,9 @@ class StreamRunner:
     def _series(self, work: Work, nll: np.ndarray[Any, Any], out: Read) -> str:
         """Write the token-by-token curves beside the records; returns the path relative to the run folder."""
         path = Path("series") / f"{work.key[:16]}.parquet"
-        (self.store.folder / "series").mkdir(exist_ok=True)
         first = len(work.prompt.ids) - len(nll)
         frame = pd.DataFrame(
             {"position": np.arange(first, first + len(nll), dtype=np.int32), "nll": nll, "kl": out.curve("kl")}
         )
-        frame.to_parquet(self.store.folder / path)
+        self.store.write(path, frame.to_parquet)
         return str(path)

@@ -55,6 +55,21 @@ class Stats:
         """Everything recorded."""
         return [t for t in self._fields() if t is not None]
 
+    def only(self, needs: Needs) -> Stats:
+        """What these needs ask for, of what was recorded for several."""
+        return Stats(
+            self.column_sums_HN if needs.column_sums else None,
+            self.queries_QWD[:, -needs.queries :] if self.queries_QWD is not None and needs.queries else None,
+            self.scaling,
+            self.query_mean_QD if needs.query_moments else None,
+            self.query_cov_QDD if needs.query_moments else None,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return sum(t.numel() * t.element_size() for t in self.tensors())
+
     def _fields(self) -> tuple[Tensor | None, ...]:
         return self.column_sums_HN, self.queries_QWD, self.query_mean_QD, self.query_cov_QDD
 

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from harness.run.pareto import rank
-from harness.run.points import CELL_COLUMNS, COLUMNS, cells, load_records, points
+from harness.run.points import CELL_COLUMNS, COLUMNS, cells, points
+from harness.run.shards import load_records
 from harness.types import UserError
 from tests.record_factory import ROW, answer, grid, make, perplexity, sha, split, sweep, write_shard
 

@@ -1,0 +1,185 @@
+"""From a resolved configuration to a loaded model, its task, its examples and a runner; it writes nothing and runs nothing."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness.kv.attention import NAME
+from harness.kv.compat import shape_of
+from harness.lm.deadline import TimedEngine
+from harness.lm.engine import Engine
+from harness.lm.load import LM, ModelSpec, load
+from harness.lm.waves import parse_bytes
+from harness.run import identity
+from harness.run.cells import Cell, build
+from harness.run.lm_eval_runner import LmEvalRunner
+from harness.run.recorder import Setup, Work
+from harness.run.runner import Runner
+from harness.run.store import Store
+from harness.run.stream_runner import StreamRunner
+from harness.types import Corpus, Example, Task, UserError, require
+
+RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval": LmEvalRunner}
+NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The top-level keys that are plain values, checked.
+
+    Attributes:
+        limit: examples of every seed, None for all.
+        seeds: what examples are drawn with; several are one run, pooled in its tables.
+        memory_limit: bytes of the rows that decode together.
+        time_limit: seconds that a record may take, None for any.
+        redo: make records again that are there.
+    """
+
+    limit: int | None
+    seeds: tuple[int, ...]
+    memory_limit: int
+    time_limit: float | None
+    redo: bool
+    progress: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Options:
+        """UserError names the key that is wrong."""
+        limit, seed, seconds = config["limit"], config["seed"], config.get("time_limit")
+        require(limit is None or (_whole(limit) and limit > 0), "limit", limit, "a positive number of examples or null")
+        seeds = seed if isinstance(seed, list) else [seed]
+        fits = bool(seeds) and all(map(_whole, seeds)) and len(set(seeds)) == len(seeds)
+        require(fits, "seed", seed, "a whole number, or a list of different ones")
+        fits = seconds is None or (isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0)
+        require(fits, "time_limit", seconds, "a positive number of seconds or null")
+        redo = config.get("redo", False)
+        require(isinstance(redo, bool), "redo", redo, "true or false")
+        return cls(
+            limit=limit,
+            seeds=tuple(seeds),
+            memory_limit=parse_bytes("memory_limit", config["memory_limit"]),
+            time_limit=None if seconds is None else float(seconds),
+            redo=redo,
+            progress=bool(config["progress"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Everything that makes records, ready."""
+
+    config: Mapping[str, Any]
+    options: Options
+    lm: LM
+    engine: Engine
+    task: Task
+    corpus: Corpus | None
+    setup: Setup
+
+    def runner(self, store: Store[Work]) -> Any:
+        """What makes the records of this task: `works(examples, cells, seed)` and `run(works)`."""
+        return RUNNERS[_kind(self.task)](self.lm, self.engine, self.task, store, self.setup)
+
+    def works(self, runner: Any, cells: Sequence[Cell]) -> list[Work]:
+        """All records asked for. A prompt that several seeds give is asked once.
+
+        Raises:
+            UserError: no examples, several with one id, a seed that changes nothing.
+        """
+        found: list[Work] = []
+        prompts: set[str] = set()
+        for seed in self.options.seeds:
+            examples = self.examples(seed)[: self.options.limit]
+            works = runner.works(examples, cells, seed)
+            new = [work for work in works if work.prompt.sha256 not in prompts] if prompts else works
+            if not new:
+                raise UserError(f"seed={seed} gives no new examples: task={self.task.name} asks the same whatever the seed")
+            prompts |= {work.prompt.sha256 for work in works}
+            found += new
+        return found
+
+    def examples(self, seed: int) -> list[Example]:
+        """All examples of a seed; UserError where there is none, or two have one id."""
+        examples = list(self.task.examples(self.lm.tokens, self.corpus, seed))
+        if not examples:
+            raise UserError(f"task={self.task.name} has no examples")
+        doubled = [name for name, times in Counter(e.id for e in examples).items() if times > 1]
+        if doubled:
+            raise UserError(f"task={self.task.name} gives several examples the id {doubled[0]!r}: every example needs its own")
+        return examples
+
+    def manifest(self, cells: Sequence[Cell]) -> dict[str, Any]:
+        """What an invocation was."""
+        corpus = self.corpus
+        about = {} if corpus is None else {"name": corpus.name, "licence": corpus.licence, "sha256": corpus.digest}
+        return identity.manifest(self.config, self.lm.identity, about, [cell.name for cell in cells])
+
+
+def assemble(config: Mapping[str, Any], cells: Sequence[Cell]) -> Bench:
+    """Build and load everything a configuration names; UserError before any model loads where possible."""
+    options = Options.of(config)
+    spec: ModelSpec = build(config["model"], "model")
+    task: Task = build(config["task"], "task")
+    several = len(options.seeds) > 1
+    require(not several or _kind(task) != "lm_eval", "seed", list(options.seeds), "task=lm_eval takes one seed a run")
+    corpus: Corpus | None = build(config["corpus"], "corpus") if getattr(task, "needs_corpus", True) else None
+    spec.check()
+    _check_heads(cells, spec)
+    reproducible(options.seeds[0])
+
+    lm = load(spec, NAME)
+    engine = (
+        Engine(lm.model, lm.kv_dtype, lm.eos_ids)
+        if options.time_limit is None
+        else TimedEngine(lm.model, lm.kv_dtype, lm.eos_ids, options.time_limit)
+    )
+    setup = Setup(
+        run_id=_run_id(spec, task, config),
+        model=spec.name,
+        identity={"model": dict(lm.identity), "code": identity.code_hash(config), "versions": identity.versions()},
+        memory_limit=options.memory_limit,
+        attn=NAME,
+        kv_dtype=spec.kv_dtype,
+        shape=engine.shape,
+        progress=options.progress,
+    )
+    return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup)
+
+
+def reproducible(seed: int) -> None:
+    """Seed what draws from torch's own generator, and have torch choose deterministic algorithms where it has them."""
+    torch.manual_seed(seed)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
+    torch.backends.cudnn.benchmark = False
+
+
+def _run_id(spec: ModelSpec, task: Task, config: Mapping[str, Any]) -> str:
+    return identity.run_id(spec.name, task.name, {k: v for k, v in config.items() if k not in NOT_IDENTITY})
+
+
+def _kind(task: Task) -> str:
+    return str(getattr(task, "runner", "question"))
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_heads(found: Sequence[Cell], spec: ModelSpec) -> None:
+    """Group sizes against head dims, from the model's config alone."""
+    shape = shape_of(spec.config())
+    for cell in found:
+        for layer in {(layer.d_key, layer.d_value) for layer in shape.layers}:
+            for role, codec, dim in (("keys", cell.stack.keys, layer[0]), ("values", cell.stack.values, layer[1])):
+                try:
+                    codec.check(dim)
+                except UserError as error:
+                    raise UserError(f"stack {cell.label!r}, {role}: {error}") from None

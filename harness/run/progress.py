@@ -1,0 +1,132 @@
+"""How far a run folder is, from its manifests and records alone; it changes nothing and prints nothing.
+
+What was asked for stands in the manifests (digests of examples and cells), what is there in the records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from harness.run.claims import held
+from harness.run.identity import record_key
+from harness.run.shards import load_records
+from harness.types import UserError
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellState:
+    """One stack at one point: how many of its records are there, by status, and how many are still to be made."""
+
+    name: str
+    ok: int
+    refused: int
+    failed: int
+    missing: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """A run folder: its cells, who works on it, and how fast (None where nothing was made since the last start)."""
+
+    folder: Path
+    cells: tuple[CellState, ...]
+    writers: int  # processes at work
+    examples_per_s: float | None
+    records_per_s: float | None
+
+    def total(self, name: str) -> int:
+        """A count over all cells: ok, refused, failed or missing."""
+        return sum(getattr(cell, name) for cell in self.cells)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until nothing is missing, at the present pace."""
+        return self.total("missing") / self.records_per_s if self.records_per_s else None
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself where it is a run's, else the runs in it.
+
+    Raises:
+        UserError: there is no such folder, or no run in it.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: name results/<run_id>, or a folder of such")
+    if (folder / "manifests").is_dir():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/manifests"))
+    if not found:
+        raise UserError(f"{folder} holds no run: expected {folder}/manifests or {folder}/*/manifests")
+    return found
+
+
+def manifests(folder: Path) -> list[Json]:
+    """The manifests of a run that can be read, oldest first."""
+    found = []
+    for path in sorted((folder / "manifests").glob("*.json")):
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(manifest, dict):
+            found.append(manifest)
+    return found
+
+
+def state(folder: Path, now: datetime | None = None) -> RunState:
+    """How far a run is.
+
+    Raises:
+        UserError: its records are not ours.
+    """
+    told = manifests(folder)
+    records = load_records(folder).records if any(folder.glob("records-*.jsonl")) else []
+    status = {record["key"]: str(record["status"]) for record in records}
+    cells = tuple(_cell(name, [status.get(key, "") for key in keys]) for name, keys in _asked(told).items())
+    living = [m for m in told if held(folder / "claims", str(m.get("writer", "")))]
+    examples, made = _pace(records, living or told[-1:], now or datetime.now(timezone.utc), bool(living))
+    return RunState(folder=folder, cells=cells, writers=len(living), examples_per_s=examples, records_per_s=made)
+
+
+def _asked(told: Sequence[Json]) -> dict[str, list[str]]:
+    """Keys by cell, over all invocations; an example that was asked for again under new code counts once."""
+    latest: dict[str, dict[Any, str]] = {}
+    for manifest in told:
+        asked = manifest.get("asked") or {"cells": [], "examples": []}
+        for name, cell in asked["cells"]:
+            keys = latest.setdefault(name, {})
+            for seed, example, part in asked["examples"]:
+                keys[seed, example] = record_key(part, cell)
+    return {name: list(keys.values()) for name, keys in latest.items()}
+
+
+def _cell(name: str, found: Sequence[str]) -> CellState:
+    count = Counter("ok" if one in ("ok", "not_exercised") else one for one in found)
+    return CellState(
+        name=name, ok=count["ok"], refused=count["refused"], failed=count["failed"], missing=len(found) - sum(map(bool, found))
+    )
+
+
+def _pace(records: Sequence[Json], told: Sequence[Json], now: datetime, running: bool) -> tuple[float | None, float | None]:
+    """(examples, records) a second since the oldest of these invocations began: until now, or until the last record."""
+    if not told:
+        return None, None
+    start = min(str(manifest["time"]) for manifest in told)
+    made = [record for record in records if str(record["written_at"])[:19] >= start[:19]]
+    if not made:
+        return None, None
+    end = now if running else datetime.fromisoformat(max(str(record["written_at"]) for record in made))
+    seconds = max((end - datetime.fromisoformat(start)).total_seconds(), 1e-3)
+    return len(set(map(_example, made))) / seconds, len(made) / seconds
+
+
+def _example(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    return record["seed"], record["example_id"]

@@ -1,0 +1,61 @@
+"""The command `python -m harness.status DIR`: how far a run, or every run of a folder, is. It only reads."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from harness.run.progress import RunState, run_folders, state
+from harness.types import UserError
+
+WIDTH = 120
+
+
+def line(run: RunState) -> str:
+    """One run in one line: counts, writers, pace, time left."""
+    counts = [f"{run.total(name)} {name}" for name in ("ok", "refused", "failed", "missing")]
+    words = [f"{run.folder}: {', '.join(counts)}"]
+    words += [f"{run.writers} writer{'s' if run.writers != 1 else ''} at work" if run.writers else "nobody at work"]
+    if run.examples_per_s is not None and run.records_per_s is not None:
+        words.append(f"{run.examples_per_s:.2g} examples/s, {run.records_per_s:.2g} records/s")
+    if run.writers and run.total("missing") and run.seconds_left is not None:
+        words.append(f"{timedelta(seconds=round(run.seconds_left))} left")
+    return "; ".join(words)
+
+
+def table(run: RunState) -> Table:
+    """The cells of a run."""
+    found = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("cell", "ok", "refused", "failed", "missing"):
+        found.add_column(name, justify="left" if name == "cell" else "right", overflow="fold")
+    for cell in run.cells:
+        found.add_row(cell.name, *(str(n) for n in (cell.ok, cell.refused, cell.failed, cell.missing)))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 2 with one line on what is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m harness.status", description="How far runs are; reads only.")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a run folder, or a folder of runs such as results")
+    options = parser.parse_args(arguments)
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
+    try:
+        for folder in run_folders(options.folder):
+            run = state(folder)
+            console.print(line(run), markup=False, highlight=False, soft_wrap=True)
+            console.print(table(run))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

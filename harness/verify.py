@@ -1,0 +1,151 @@
+"""The command `python -m harness.verify RUN`: makes a sample of a run's records again and compares. It changes no run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.run.assemble import Bench, assemble
+from harness.run.cells import Cell, build
+from harness.run.recorder import Work
+from harness.run.report import newest_manifest
+from harness.run.shards import FINAL, load_records
+from harness.run.store import Store
+from harness.types import UserError, require
+
+Json = dict[str, Any]
+
+SAMPLE = 10
+TOLERANCE = 1e-4  # of numbers that are not whole: what a wave of other rows may change in their last digits
+COMPARED = (
+    *("status", "prompt_sha256", "n_prompt", "output", "stop_reason", "score", "metrics", "weight"),
+    *("tokens_seen", "tokens_kept", "entries_touched", "codec_info", "bytes"),
+    *("kv_bytes_context", "kv_bytes_final", "kv_bytes_peak", "kv_bytes_peak_prefill", "kv_bytes_full", "kv_bytes_full_final"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What came of it: a line for every record that is not the same, and how many were made by other code or libraries."""
+
+    checked: int
+    different: list[str]
+    other_code: int
+
+
+def verify(folder: Path, sample: int = SAMPLE) -> Verdict:
+    """Make `sample` finished records of a run again (the same ones every time), from the configuration it was run with.
+
+    Raises:
+        UserError: no records, no manifest, a configuration that cannot be run here.
+    """
+    require(sample > 0, "--sample", sample, "a positive number of records")
+    records = [record for record in load_records(folder) if record["status"] in FINAL]
+    manifest = newest_manifest(folder)
+    if not records or manifest is None:
+        raise UserError(f"{folder} has no {'finished records' if manifest else 'manifest'}: there is nothing to verify")
+    chosen = choose(records, sample)
+    cells = {_cell_of(record): _cell(record) for record in chosen}
+    config = manifest["config"] | {"progress": False, "time_limit": None, "redo": False}
+    bench = assemble(config, list(cells.values()))
+    with tempfile.TemporaryDirectory() as scratch:
+        made = _made(bench, Path(scratch), chosen, cells)
+    different = [line for record in chosen for line in differences(record, made.get(_name(record)))]
+    other = sum(_name(record) in made and made[_name(record)]["key"] != record["key"] for record in chosen)
+    return Verdict(checked=len(chosen), different=different, other_code=other)
+
+
+def choose(records: Sequence[Json], sample: int) -> list[Json]:
+    """A sample in which every cell has its turn before any has a second one."""
+    by_cell: dict[str, list[Json]] = {}
+    for record in random.Random(0).sample(list(records), len(records)):
+        by_cell.setdefault(_cell_of(record), []).append(record)
+    turns = sorted(((turn, record) for same in by_cell.values() for turn, record in enumerate(same)), key=lambda pair: pair[0])
+    return [record for _, record in turns[:sample]]
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any] | None) -> list[str]:
+    """Nothing where the two are equal, else one line that names the fields."""
+    where = f"{old['stack']} {old['point']} {old['example_id']} seed {old['seed']}"
+    if new is None:
+        return [f"{where}: its example does not exist any more"]
+    fields = [name for name in COMPARED if not same(old[name], new[name])]
+    shown = ", ".join(f"{name} was {_short(old[name])}, now {_short(new[name])}" for name in fields[:3])
+    return [f"{where}: {shown}{', ...' if len(fields) > 3 else ''}"] if fields else []
+
+
+def same(old: Any, new: Any) -> bool:
+    """Equal, numbers with a fraction within the tolerance."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return old.keys() == new.keys() and all(same(old[key], new[key]) for key in old)
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(same, old, new))
+    if isinstance(old, float) or isinstance(new, float):
+        numbers = isinstance(old, int | float) and isinstance(new, int | float)
+        return numbers and math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return bool(old == new)
+
+
+def _made(bench: Bench, scratch: Path, chosen: Sequence[Json], cells: Mapping[str, Cell]) -> dict[Any, Json]:
+    store: Store[Work] = Store(scratch)
+    runner = bench.runner(store)
+    wanted = {_name(record) for record in chosen}
+    works: list[Work] = []
+    for seed in sorted({record["seed"] for record in chosen}):
+        ids = {record["example_id"] for record in chosen if record["seed"] == seed}
+        examples = [example for example in bench.examples(seed) if example.id in ids]
+        names = {id(cell): name for name, cell in cells.items()}
+        found = runner.works(examples, list(cells.values()), seed)
+        works += [work for work in found if (seed, work.example.id, names[id(work.cell)]) in wanted]
+    runner.run(works)
+    store.close()
+    return {_name(record): record for record in store.records()}
+
+
+def _name(record: Mapping[str, Any]) -> tuple[int, str, str]:
+    return record["seed"], record["example_id"], _cell_of(record)
+
+
+def _cell_of(record: Mapping[str, Any]) -> str:
+    return json.dumps([record["stack"], record["point"], record["stack_config"]], sort_keys=True)
+
+
+def _cell(record: Mapping[str, Any]) -> Cell:
+    stack = build(record["stack_config"], f"stack {record['stack']!r}")
+    return Cell(record["stack"], record["point"], record["stack_config"], stack)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 where all are equal, 1 where any differs, 2 with one line on what is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m harness.verify", description="Make a sample of records again and compare.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, such as results/<run_id>")
+    parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help=f"records to make again ({SAMPLE})")
+    options = parser.parse_args(arguments)
+    try:
+        found = verify(options.run, options.sample)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for line in found.different:
+        print(line)
+    if found.other_code:
+        print(f"{found.other_code} of them were made by other code or library versions than are here")
+    print(f"{found.checked - len(found.different)} equal, {len(found.different)} differing")
+    return 1 if found.different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Claims on a run folder, records of several tries and runs, waves that run out of memory or time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.lm.deadline import TimedEngine, TimeLimitError, limited
+from harness.lm.waves import run_halving
+from harness.report import merge
+from harness.run.claims import Claims, held
+from harness.run.progress import state
+from harness.run.shards import latest
+from harness.run.store import Store
+from harness.types import UserError
+from tests.record_factory import make, write_shard
+from tests.tiny_models import ids, tiny
+
+
+def test_a_claim_is_one_writers_until_it_is_released_or_its_process_dies(tmp_path: Path) -> None:
+    first, second = Claims(tmp_path / "claims"), Claims(tmp_path / "claims")
+    assert first.take("a") and first.take("a") and not second.take("a") and second.take("b")
+    assert held(tmp_path / "claims", "a") and not held(tmp_path / "claims", "c")
+    first.release("a")
+    assert second.take("a")
+    pid = os.fork()
+    if not pid:
+        mine = Claims(tmp_path / "claims")
+        mine.take("c")
+        (tmp_path / "ready").touch()
+        time.sleep(60)
+        os._exit(0)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    assert not first.take("c")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert first.take("c"), "the dead hold nothing"
+    first.close()
+    second.close()
+    assert not list((tmp_path / "claims").iterdir())
+
+
+def test_a_failure_never_replaces_a_finished_record(tmp_path: Path) -> None:
+    good = make(key="k", written_at="2026-01-01")
+    bad = good | {"status": "failed", "score": None, "written_at": "2026-01-02"}
+    newer = good | {"score": 0.0, "written_at": "2026-01-03"}
+    assert latest([bad, good]) == [good] and latest([good, bad]) == [good]
+    assert latest([newer, good, bad]) == [newer]
+    write_shard(tmp_path, [good, bad], "a")
+    assert Store(tmp_path).done == {"k"}
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"results_dir: .*file/run cannot be written: Not a directory"):
+        Store(tmp_path / "file" / "run")
+
+
+def test_status_of_a_run_without_manifests_has_no_cells(tmp_path: Path) -> None:
+    write_shard(tmp_path, [make()])
+    found = state(tmp_path)
+    assert (found.cells, found.writers, found.seconds_left) == ((), 0, None)
+
+
+def test_torchs_own_out_of_memory_halves_the_wave() -> None:
+    sizes: list[int] = []
+
+    def run(part: list[int]) -> list[int]:
+        sizes.append(len(part))
+        if len(part) > 2 or 5 in part:
+            torch.empty(1 << 50, dtype=torch.uint8)  # a pebibyte: no machine has it
+        return [2 * one for one in part]
+
+    lines: list[str] = []
+    done = run_halving(run, list(range(8)), lambda item, line, trace: lines.append(line) or -1)  # type: ignore[func-returns-value]
+    assert done == [0, 2, 4, 6, 8, -1, 12, 14], "only what fails alone fails"
+    assert sizes == [8, 4, 2, 2, 4, 2, 1, 1, 2]
+    assert len(lines) == 1 and "RuntimeError" in lines[0] and "memory" in lines[0]
+
+
+def test_a_forward_ends_between_layers_once_its_time_is_up() -> None:
+    model = tiny("llama")
+    engine = TimedEngine(model, torch.float32, (), seconds=0.05)
+    engine.prefill(ids(8))
+    slow = model.model.layers[0].register_forward_hook(lambda *_: time.sleep(0.06))
+    try:
+        with pytest.raises(TimeLimitError, match=r"time_limit=0\.05 s"):
+            engine.prefill(ids(8))
+    finally:
+        slow.remove()
+    with pytest.raises(TimeLimitError), limited(engine):
+        for _ in range(100):
+            engine.prefill(ids(8))  # one limit over all of them
+            time.sleep(0.01)
+    assert not any(layer._forward_pre_hooks for layer in model.model.layers), "nothing stays behind"
+
+
+def test_a_folder_of_runs_is_one_report_also_where_cells_or_whole_jobs_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run, status in (("a", "ok"), ("b", "failed")):
+        (tmp_path / run / "manifests").mkdir(parents=True)
+        score = {"status": status, "score": 1.0 if status == "ok" else None, "error": None if status == "ok" else "KeyError: x"}
+        write_shard(tmp_path / run, [make(run_id=run, stack="full"), make(run_id=run, stack="h2o", **score)])
+    (tmp_path / "c" / "manifests").mkdir(parents=True)  # a job that died before its first record
+    merge([tmp_path], tmp_path / "page.html")
+    out = capsys.readouterr().out
+    assert f"{tmp_path / 'c'}: no records" in out and "1 failed - KeyError: x" in out
+    assert (tmp_path / "page.html").stat().st_size > 0
