@@ -35,7 +35,7 @@ NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "p
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Refuse, before Hydra reads them, the two spellings of several stacks that it would merge or not understand."""
-    sweeps = any(a in ("-m", "--multirun") for a in arguments)
+    sweeps = any(a in ("-m", "--multirun", "hydra.mode=MULTIRUN") for a in arguments)
     chosen = any(key_of(a) == "compress" for a in arguments)
     for argument in arguments:
         key, _, value = argument.partition("=")
@@ -70,12 +70,13 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     lm = load(spec, NAME)
     engine = Engine(lm.model, lm.kv_dtype, lm.eos_ids)
     examples = _examples(task, lm.tokens, corpus, config, limit)
-    run = identity.run_id(spec.name, task.name, {k: v for k, v in config.items() if k not in NOT_IDENTITY})
+    run = _run_id(config, spec, task)
     store = Store(Path(config["results_dir"]) / run)
     about_corpus = {} if corpus is None else {"name": corpus.name, "licence": corpus.licence, "sha256": corpus.digest}
     manifest = identity.manifest(config, lm.identity, about_corpus, [cell.name for cell in found])
     store.write_manifest(manifest)
-    keyed = {"model": dict(lm.identity), "code": manifest["code_sha256"], "versions": identity.versions()}
+    shared = {k: v for k, v in config.items() if k not in ("compress", "stacks")}  # a stack's own code is in its cells' keys
+    keyed = {"model": dict(lm.identity), "code": identity.code_hash(shared), "versions": identity.versions()}
     setup = Setup(
         run_id=run,
         model=spec.name,
@@ -91,6 +92,16 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     write_all(store.folder, manifest)
     _show(store)
     return store.folder, len(failures)
+
+
+def run_folder(cfg: DictConfig) -> Path:
+    """Where a configuration's records go; model and task are built, not loaded (UserError)."""
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    return Path(config["results_dir"]) / _run_id(config, build(config["model"], "model"), build(config["task"], "task"))
+
+
+def _run_id(config: dict[str, Any], spec: ModelSpec, task: Task) -> str:
+    return identity.run_id(spec.name, task.name, {k: v for k, v in config.items() if k not in NOT_IDENTITY})
 
 
 def _show(store: Store) -> None:
