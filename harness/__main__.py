@@ -12,7 +12,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from harness.run import job
-from harness.run.command import check_arguments, execute
+from harness.run.command import check_arguments, execute, is_sweep
+from harness.run.fold import deferred
 from harness.sweep import register
 from harness.types import UserError
 
@@ -45,5 +46,7 @@ if __name__ == "__main__":
         check_arguments(sys.argv[1:])
     except UserError as error:
         sys.exit(f"error: {error}")
+    if is_sweep(sys.argv[1:]):
+        sys.argv[1:] = deferred(sys.argv[1:])
     register()
     main()

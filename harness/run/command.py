@@ -33,9 +33,14 @@ RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval"
 NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress")
 
 
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether the arguments ask for a multirun."""
+    return any(a in ("-m", "--multirun", "hydra.mode=MULTIRUN") for a in arguments)
+
+
 def check_arguments(arguments: Sequence[str]) -> None:
     """Refuse, before Hydra reads them, the two spellings of several stacks that it would merge or not understand."""
-    sweeps = any(a in ("-m", "--multirun", "hydra.mode=MULTIRUN") for a in arguments)
+    sweeps = is_sweep(arguments)
     chosen = any(key_of(a) == "compress" for a in arguments)
     for argument in arguments:
         key, _, value = argument.partition("=")

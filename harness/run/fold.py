@@ -10,10 +10,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString, Transformer
+from hydra.errors import HydraException
 
 from harness.run.cells import is_stack_override, key_of
 from harness.types import UserError
+
+_WORDS = ("true", "false", "null", "nan", "inf")  # not strings unless quoted
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,36 @@ def fold(overrides: Sequence[Override]) -> list[Job]:
     return [Job(shared, tuple(stacks)) for shared, stacks in jobs.items()]
 
 
+def deferred(arguments: Sequence[str]) -> list[str]:
+    """Arguments of a sweep with every fixed change of the stack as a sweep over its one value.
+
+    Hydra composes once before the sweep, without the swept keys: a change of a swept stack would have nothing to change.
+    """
+    return [_deferred(a) if is_stack_override(a) and key_of(a) != "compress" else a for a in arguments]
+
+
+def _deferred(argument: str) -> str:
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:  # Hydra itself will say so
+        return argument
+    if override.is_sweep_override() or override.is_delete():
+        return argument
+    return f"{override.get_key_element()}=choice({override.get_value_element_as_str()})"
+
+
 def _values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [str(override.input_line)]
     if not override.is_discrete_sweep():
         raise UserError(f"{override.input_line} has no list of values: -m takes a,b,c, range(a,b), choice(a,b) or glob(a*)")
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    return [f"{override.get_key_element()}={_text(value)}" for value in override.sweep_iterator()]
+
+
+def _text(value: object) -> str:
+    """A value in Hydra's grammar; its own spelling of strings loses quotes that they need."""
+    plain = not isinstance(value, str) or (re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in _WORDS)
+    return str(Transformer.str(value)) if plain else _quoted(str(value))  # type: ignore[arg-type]
 
 
 def _member(stack: Iterable[str]) -> str:
@@ -77,4 +105,4 @@ def _member(stack: Iterable[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    return text if re.fullmatch(r"\w+", text) else QuotedString(text, Quote.single).with_quotes()
+    return QuotedString(text, Quote.single).with_quotes()
