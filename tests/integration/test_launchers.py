@@ -66,4 +66,4 @@ def test_submitit_runs_on_this_machine(tmp_path: Path) -> None:
     out = sweep.run("-m", "compress=int8", "hydra/launcher=submitit_local")
     assert out.returncode == 0, out.stdout + out.stderr
     assert sweep.statuses() == {("full", "ok"): 2, ("int8", "ok"): 2}
-    assert "results/" in max(tmp_path.glob("multirun/*/*/0/log.txt")).read_text()
+    assert "int8" in max(tmp_path.glob("multirun/*/*/0/log.txt")).read_text()
