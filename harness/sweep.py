@@ -51,11 +51,12 @@ class Planned:
     cells: list[Cell]
     folder: Path
 
-    def line(self) -> str:
-        """The job as the plan shows it."""
+    def line(self, common: set[str]) -> str:
+        """The job as the plan shows it: what tells it from the others, its stacks, where its records go."""
         counts = Counter(cell.label for cell in self.cells)
         stacks = ", ".join(label if n == 1 else f"{label} ({n} points)" for label, n in counts.items())
-        return f"{' '.join(self.job.shared) or 'one job'}: {len(self.cells)} cells: {stacks} -> {self.folder}"
+        own = " ".join(o for o in self.job.shared if o not in common)
+        return f"{own + ': ' if own else ''}{len(self.cells)} cells: {stacks} -> {self.folder}"
 
 
 class FoldedSweeper(Sweeper):
@@ -85,6 +86,8 @@ class FoldedSweeper(Sweeper):
             failed = self._sweep([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
         except UserError as error:
             sys.exit(f"error: {error}")
+        except KeyboardInterrupt:
+            sys.exit("interrupted: the same command does what is missing; jobs that a cluster has go on")
         if failed:
             sys.exit(1)
 
@@ -93,8 +96,9 @@ class FoldedSweeper(Sweeper):
         plan = self._plan(fold(overrides))
         folder = self._folder()
         print(f"{len(plan)} jobs, {sum(len(one.cells) for one in plan)} cells; the sweep's own files are in {folder}")
+        common = set(plan[0].job.shared).intersection(*(one.job.shared for one in plan))
         for number, one in enumerate(plan):
-            print(f"  job {number}: {one.line()}", flush=True)
+            print(f"  job {number}: {one.line(common)}", flush=True)
         ended = run_all([one.job for one in plan], self.launcher.launch, folder, lambda line: print(line, flush=True))
         homes = {one.job.shared: one.folder for one in plan}
         (folder / "sweep.json").write_text(json.dumps([_row(one, homes) for one in ended], indent=1), encoding="utf-8")
@@ -158,7 +162,8 @@ def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended]) -> None:
 
 
 def _counts(records: Mapping[str, int]) -> str:
-    return ", ".join(f"{records[status]} {status}" for status in dict.fromkeys(["ok", "failed", *records]) if status in records)
+    known = dict.fromkeys(["ok", "failed", *records])
+    return ", ".join(f"{records[status]} {status}" for status in known if status in records) or "none"
 
 
 def _flags() -> str:
