@@ -43,7 +43,7 @@ test-lowest: .venv-lowest/ready ## the equality tests on the oldest supported tr
 	touch .venv-ray/ready
 
 test-ray: .venv-ray/ready ## the sweep on a real Ray, in an environment of its own
-	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 timeout -s KILL 600 .venv-ray/bin/python -m pytest tests/cluster/test_ray.py
+	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 timeout -s KILL 900 .venv-ray/bin/python -m pytest tests/cluster/test_ray.py
 
 check: .venv/ready ## formatting, lint and types
 	.venv/bin/ruff format --check .

@@ -63,7 +63,7 @@ class Sweep:
         self.faults = cwd / "faults"
         self.faults.touch()
 
-    def run(self, *arguments: str, within: Sequence[str] = (), timeout: int = 240) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, within: Sequence[str] = (), timeout: int = 420) -> subprocess.CompletedProcess[str]:
         """`python -m harness` on the tiny model; `within` is a command to run it in."""
         path = os.pathsep.join(map(str, (self.cwd, ROOT)))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
