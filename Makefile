@@ -4,7 +4,7 @@ PY := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-lowest check bench ci-deps clean
+.PHONY: help run test test-fast test-lowest test-ray check bench ci-deps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,17 +34,29 @@ LOWEST := tests/integration/test_keep_all.py tests/integration/test_fused.py tes
 test-lowest: .venv-lowest/ready ## the equality tests on the oldest supported transformers
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 .venv-lowest/bin/python -m pytest -m "not slow" $(LOWEST)
 
+# Ray is large and unlike the rest not needed by `make test`: an environment of its own that sees the packages of .venv.
+.venv-ray/ready: .venv/ready
+	$(PY) -m venv .venv-ray
+	$(PY) -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" > layer.pth
+	mv layer.pth $$(.venv-ray/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/layer.pth
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ray
+	touch .venv-ray/ready
+
+test-ray: .venv-ray/ready ## the sweep on a real Ray, in an environment of its own
+	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 timeout -s KILL 900 .venv-ray/bin/python -m pytest tests/cluster/test_ray.py
+
 check: .venv/ready ## formatting, lint and types
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-bench: .venv/ready ## ratios on this machine: fused sweep, statistics, keep-all overhead
-	for script in tests/bench/fused_sweep.py tests/bench/fused_stream.py tests/bench/overhead.py; do $(PY) $$script || exit 1; done
+bench: .venv/ready ## ratios on this machine: fused sweep, multirun, keep-all overhead
+	for script in tests/bench/fused_sweep.py tests/bench/fused_stream.py tests/bench/multirun.py tests/bench/overhead.py; do $(PY) $$script || exit 1; done
 
-ci-deps: ## system packages that some tests need (Debian: chromium)
+ci-deps: ## system packages that some tests need (Debian: chromium, slurm)
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core \
+		slurmctld slurmd slurm-client iproute2 >/dev/null
 
 clean: ## remove the environment and caches of tools, never results
-	rm -rf .venv .venv-lowest .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lowest .venv-ray .pytest_cache .mypy_cache .ruff_cache

@@ -11,7 +11,10 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness.run.command import check_arguments, execute
+from harness.run import job
+from harness.run.command import check_arguments, execute, is_sweep
+from harness.run.fold import deferred
+from harness.sweep import register
 from harness.types import UserError
 
 CONF = str(Path(__file__).parents[1] / "conf")
@@ -19,9 +22,14 @@ CONF = str(Path(__file__).parents[1] / "conf")
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(cfg: DictConfig) -> None:
-    """One run; the last printed line is its folder."""
+    """One run; the last printed line is its folder. In a sweep it is one job of many, and its folder says how it went."""
+    overrides = list(HydraConfig.get().overrides.task)
+    place = job.folder()
+    if place is not None:
+        job.run(place, lambda: execute(cfg, overrides))
+        return
     try:
-        folder, failed = execute(cfg, list(HydraConfig.get().overrides.task))
+        folder, failed = execute(cfg, overrides)
     except UserError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -40,4 +48,7 @@ if __name__ == "__main__":
         check_arguments(sys.argv[1:])
     except UserError as error:
         sys.exit(f"error: {error}")
+    if is_sweep(sys.argv[1:]):
+        sys.argv[1:] = deferred(sys.argv[1:])
+    register()
     main()

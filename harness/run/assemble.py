@@ -139,10 +139,11 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Cell]) -> Bench:
         if options.time_limit is None
         else TimedEngine(lm.model, lm.kv_dtype, lm.eos_ids, options.time_limit)
     )
+    shared = {k: v for k, v in config.items() if k not in ("compress", "stacks")}  # a stack's own code is in its cells' keys
     setup = Setup(
-        run_id=_run_id(spec, task, config),
+        run_id=run_id(spec, task, config),
         model=spec.name,
-        identity={"model": dict(lm.identity), "code": identity.code_hash(config), "versions": identity.versions()},
+        identity={"model": dict(lm.identity), "code": identity.code_hash(shared), "versions": identity.versions()},
         memory_limit=options.memory_limit,
         attn=NAME,
         kv_dtype=spec.kv_dtype,
@@ -161,7 +162,8 @@ def reproducible(seed: int) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _run_id(spec: ModelSpec, task: Task, config: Mapping[str, Any]) -> str:
+def run_id(spec: ModelSpec, task: Task, config: Mapping[str, Any]) -> str:
+    """The name of the run folder of a configuration."""
     return identity.run_id(spec.name, task.name, {k: v for k, v in config.items() if k not in NOT_IDENTITY})
 
 

@@ -60,13 +60,22 @@ def cells(cfg: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     stacks: Any = [FULL] if cfg.stacks is None else cfg.stacks
     stacks = OmegaConf.to_container(stacks) if OmegaConf.is_config(stacks) else stacks
     require(isinstance(stacks, list) and bool(stacks), "stacks", stacks, "a list of names, stacks=[a,b]")
-    names = [chosen] if chosen else list(stacks)
     changes = [o for o in overrides if is_stack_override(o) and key_of(o) != "compress"]
     found = _stack_cells(FULL, [])
-    for name in names:
+    for member in [chosen] if chosen else stacks:
+        name, own = _member(member)
         if name != FULL:
-            found += _stack_cells(name, changes)
+            found += _stack_cells(name, [*own, *changes])
     return _once(found)
+
+
+def _member(member: Any) -> tuple[str, list[str]]:
+    """A member of `stacks`: a name, or a list of a name and the overrides of this stack alone."""
+    name, *own = member if isinstance(member, list) and member else [member]
+    known = isinstance(name, str) and all(isinstance(o, str) and is_stack_override(o) for o in own)
+    allowed = "a name, or [NAME, compress.KEY=VALUE, group@compress.KEY=NAME, ...]"
+    require(known and not any(key_of(o) == "compress" for o in own), "stacks", member, allowed)
+    return name, own
 
 
 def _once(found: list[Cell]) -> list[Cell]:

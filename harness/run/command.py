@@ -13,8 +13,8 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from harness.run.assemble import assemble
-from harness.run.cells import cells, is_stack_override, key_of
+from harness.run.assemble import assemble, run_id
+from harness.run.cells import build, cells, is_stack_override, key_of
 from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.recorder import Work, asked
@@ -26,9 +26,14 @@ from harness.types import UserError
 OTHERS = {"refused": "refused (a budget too small for the example)", "not_exercised": "not compressed (too short)"}
 
 
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether the arguments ask for a multirun."""
+    return any(a in ("-m", "--multirun", "hydra.mode=MULTIRUN") for a in arguments)
+
+
 def check_arguments(arguments: Sequence[str]) -> None:
     """Refuse, before Hydra reads them, the two spellings of several stacks that it would merge or not understand."""
-    sweeps = any(a in ("-m", "--multirun") for a in arguments)
+    sweeps = is_sweep(arguments)
     chosen = any(key_of(a) == "compress" for a in arguments)
     for argument in arguments:
         key, _, value = argument.partition("=")
@@ -61,6 +66,12 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         store.close()
     write_all(store.folder, manifest)
     return store.folder, _show(store, overrides)
+
+
+def run_folder(cfg: DictConfig) -> Path:
+    """Where a configuration's records go; model and task are built, not loaded (UserError)."""
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    return Path(config["results_dir"]) / run_id(build(config["model"], "model"), build(config["task"], "task"), config)
 
 
 def _show(store: Store[Work], overrides: Sequence[str]) -> int:

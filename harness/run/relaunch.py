@@ -1,0 +1,79 @@
+"""Sees every job of a sweep to its end, whatever a launcher does with it. It knows no engine: jobs' folders say how they ended.
+
+A launcher may raise at the first job that dies, take that job's neighbours down with it, or leave jobs unstarted. So:
+what never started is launched again; a job of several stacks that died runs again stack by stack, so that only the
+culprit is lost; a job of one stack that died beside others runs once more alone, which tells it from its neighbour.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.lm.waves import one_line
+from harness.run import outcome
+from harness.run.fold import Job
+from harness.run.outcome import Outcome
+from harness.types import UserError
+
+Launch = Callable[[Sequence[Sequence[str]], int], object]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that will not be run again, and how it went."""
+
+    number: int
+    job: Job
+    outcome: Outcome
+
+
+def run_all(jobs: Sequence[Job], launch: Launch, sweep: Path, say: Callable[[str], None]) -> list[Ended]:
+    """Launch jobs until each has come to its end.
+
+    Args:
+        jobs: what to run.
+        launch: a launcher's; (override lists, number of the first) -> anything, and it may raise.
+        sweep: folder that holds a job's folder under its number.
+        say: called with a line whenever jobs are launched again.
+    """
+    ended: list[Ended] = []
+    batches, first = deque([list(jobs)]), 0
+    while batches:
+        batch = batches.popleft()
+        numbered = list(enumerate(batch, start=first))
+        first += len(batch)
+        error = _launch(launch, batch, numbered[0][0])
+        unstarted: list[Job] = []
+        divided: list[Job] = []
+        for number, job in numbered:
+            place = sweep / str(number)
+            told, began = outcome.read(place), outcome.has_started(place)
+            if told is not None and (told.status != "crashed" or len(job.stacks) < 2):
+                ended.append(Ended(number, job, told))
+            elif not began and len(batch) > 1 and any(outcome.has_started(sweep / str(n)) for n, _ in numbered):
+                unstarted.append(job)
+            elif began and len(job.stacks) > 1 and told is not None:
+                say(f"job {number}: {told.reason}; its stacks run again one by one")
+                divided += job.split()
+            elif began and (len(job.stacks) > 1 or len(batch) > 1):
+                say(f"job {number} ended without a word ({error}); it runs again alone, stack by stack")
+                batches.extend([one] for one in job.split() or [job])
+            else:
+                kind = "ended without a word" if began else "never started"
+                ended.append(Ended(number, job, Outcome(status="crashed", reason=f"{kind} ({error})")))
+        batches.extend(again for again in (divided, unstarted) if again)
+    return ended
+
+
+def _launch(launch: Launch, batch: Sequence[Job], first: int) -> str:
+    """What the launcher said against it, in one line."""
+    try:
+        launch([job.overrides for job in batch], first)
+    except UserError:
+        raise
+    except Exception as error:  # whatever it is, the jobs' own folders say what became of them
+        return one_line(error)
+    return ""

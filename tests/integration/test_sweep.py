@@ -1,0 +1,56 @@
+"""`python -m harness -m` in one process: folded jobs make the records of one fused run, mistakes stop it before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sweeping import Sweep
+
+
+def test_a_sweep_over_stacks_is_one_fused_run(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path)
+    out = sweep.run("-m", "compress=int8,h2o,tova", "compress.points=[{}]", "seed=0,1")
+    assert out.returncode == 0, out.stderr
+    lines = out.stdout.splitlines()
+    assert lines[0].startswith("2 jobs, 8 cells;"), "the plan comes first"
+    assert "seed=0" in lines[1] and "4 cells: full, int8, h2o, tova" in lines[1]
+    assert "jobs: 2 ok, 0 failed; records: 16 ok" in out.stdout
+    runs = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("results/*")}
+    assert len(runs) == 2 and set(lines[-3:-1]) == runs
+    assert (tmp_path / lines[-1]).name == "dashboard.html" and (tmp_path / lines[-1]).stat().st_size > 0
+    assert all((tmp_path / run / "points.csv").stat().st_size > 0 for run in runs)
+
+    fixed = "'compress.points=[{}]'"
+    out = sweep.run(f"stacks=[int8,[h2o,{fixed}],[tova,{fixed}]]", "results_dir=fused", "seed=1")
+    assert out.returncode == 0, out.stderr
+    fused = sweep.records("fused")
+    assert set(fused) == {key for key, record in sweep.records().items() if record["seed"] == 1}
+
+
+def test_a_stack_that_calls_exit_is_one_failure_and_the_sweep_is_resumed(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path)
+    out = sweep.run("-m", "compress=exits,int8", "compress.points=[{}]")
+    assert out.returncode == 1
+    assert "sys.exit(7)" in out.stderr and "jobs: 1 ok, 1 failed" in out.stdout
+    assert sweep.statuses() == {("full", "ok"): 2, ("int8", "ok"): 2}
+    sweep.faults.unlink()
+    assert sweep.run("-m", "compress=exits,int8", "compress.points=[{}]").returncode == 0
+    assert sweep.statuses() == {("full", "ok"): 2, ("int8", "ok"): 2, ("exits", "ok"): 2}
+
+
+REFUSED = {
+    "a stack that lacks the key": (["compress=h2o,int8", "compress.keep.budget.value=0.1,0.2"], "compress.keep.budget.value"),
+    "a launcher that is not installed": (["compress=h2o", "hydra/launcher=ray"], "pip install 'kv-harness[ray]'"),
+    "a folder of an earlier sweep": (["compress=h2o", "hydra.sweep.dir=conf"], "hydra.sweep.dir=conf"),
+}
+
+
+@pytest.mark.parametrize("arguments, wanted", REFUSED.values(), ids=REFUSED)
+def test_refused_before_the_start(arguments: list[str], wanted: str, tmp_path: Path) -> None:
+    out = Sweep(tmp_path).run("-m", *arguments)
+    assert out.returncode != 0
+    assert "Traceback" not in out.stderr
+    assert wanted in out.stderr.splitlines()[0]
+    assert not list(tmp_path.glob("results")) and not list(tmp_path.glob("multirun"))
