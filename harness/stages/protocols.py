@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.stages.encoded import Encoded, Heads
+from harness.stages.limits import Calibration, Limits
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,15 @@ class Codec(Protocol):
 
     def for_role(self, role: str) -> Codec:
         """The codec for "keys" or for "values"."""
+        return self
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The text on which its constants are to be measured before anything is encoded, if it needs that."""
+        return None
+
+    def calibrated(self, limits: Limits) -> Codec:
+        """The codec with the limits that its `calibration` asked for."""
         return self
 
     def fit(self, x_HND: Tensor, heads: Heads) -> Codec:

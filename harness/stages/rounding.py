@@ -21,7 +21,11 @@ def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(y.float() > x, torch.nextafter(y, torch.full_like(y, float("-inf"))), y)
 
 
-def keep_finite(x: Tensor) -> None:
-    """Bound decoded values in place: with a scale rounded up, the outermost code may lie just past the largest float16."""
-    if x.dtype == torch.float16:
-        x.clamp_(-torch.finfo(x.dtype).max, torch.finfo(x.dtype).max)
+def keep_finite(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Bound decoded values in place to what `dtype` (or their own) holds, and return them.
+
+    With a scale rounded up, the outermost code may lie just past the largest float16.
+    """
+    if (dtype or x.dtype) == torch.float16:
+        x.clamp_(-torch.finfo(torch.float16).max, torch.finfo(torch.float16).max)
+    return x
