@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.kv.attention import NAME
 from harness.kv.compat import shape_of
+from harness.lm.calibrate import ROLES, calibrated
 from harness.lm.engine import Engine
-from harness.lm.load import ModelSpec, load
+from harness.lm.load import LM, ModelSpec, load
 from harness.lm.waves import parse_bytes
 from harness.run import identity
 from harness.run.cells import Cell, build, cells, is_stack_override, key_of
@@ -66,9 +69,11 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     corpus = build(config["corpus"], "corpus") if getattr(task, "needs_corpus", True) else None
     spec.check()
     _check_heads(found, spec)
+    _check_calibration(found)
 
     lm = load(spec, NAME)
     engine = Engine(lm.model, lm.kv_dtype, lm.eos_ids)
+    found = [_calibrated(cell, engine, lm) for cell in found]
     examples = _examples(task, lm.tokens, corpus, config, limit)
     run = identity.run_id(spec.name, task.name, {k: v for k, v in config.items() if k not in NOT_IDENTITY})
     store = Store(Path(config["results_dir"]) / run)
@@ -122,6 +127,27 @@ def _check_heads(found: Sequence[Cell], spec: ModelSpec) -> None:
                     codec.check(dim)
                 except UserError as error:
                     raise UserError(f"stack {cell.label!r}, {role}: {error}") from None
+
+
+def _check_calibration(found: Sequence[Cell]) -> None:
+    """Calibration text that cannot be had ends the run before the model loads."""
+    for cell in found:
+        for wanted in (cell.stack.keys.calibration, cell.stack.values.calibration):
+            if wanted is not None:
+                wanted.corpus.documents()
+
+
+def _calibrated(cell: Cell, engine: Engine, lm: LM) -> Cell:
+    """A cell whose codecs have their limits; the digest of their table joins its configuration, and so the record's key."""
+    stack = calibrated(cell.stack, engine, lm)
+    if stack is cell.stack:
+        return cell
+    config = copy.deepcopy(cell.config)
+    for role in ROLES:
+        about: Any = getattr(stack, role).info().get("calibration")
+        if about and config[role].get("calibration"):
+            config[role]["calibration"]["table"] = about["table"]
+    return replace(cell, stack=stack, config=config)
 
 
 def _quiet() -> None:

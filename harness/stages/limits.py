@@ -22,12 +22,14 @@ class Calibration:
     corpus: the text; take another one than the task's, else the scales have seen the test.
     tokens: read from its start, in windows of `window` tokens that each begin like a prompt.
     percentile: of |x| over those tokens, by nearest rank; 100 is the largest.
+    table: SHA-256 of the measured table, which a run fills in and records; one given must be what is measured.
     """
 
     corpus: Corpus
     tokens: int = 8192
     window: int = 2048
     percentile: float = 100.0
+    table: str | None = None
 
     def __post_init__(self) -> None:
         for key in ("tokens", "window"):

@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 def round_up(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The smallest value of `dtype` that is >= x (x fp32)."""
+    """The smallest value of `dtype` that is >= x (x in a wider or the same dtype)."""
     y = x.to(dtype)
-    return torch.where(y.float() < x, torch.nextafter(y, torch.full_like(y, float("inf"))), y)
+    return torch.where(y.to(x.dtype) < x, torch.nextafter(y, torch.full_like(y, float("inf"))), y)
 
 
 def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest value of `dtype` that is <= x (x fp32)."""
+    """The largest value of `dtype` that is <= x (x in a wider or the same dtype)."""
     y = x.to(dtype)
-    return torch.where(y.float() > x, torch.nextafter(y, torch.full_like(y, float("-inf"))), y)
+    return torch.where(y.to(x.dtype) > x, torch.nextafter(y, torch.full_like(y, float("-inf"))), y)
 
 
 def keep_finite(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

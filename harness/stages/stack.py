@@ -63,7 +63,8 @@ class Stack:
                 raise UserError(
                     f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict single "
                     f"rows from blocks of {codec.block} rows that share a scale; legal are phase=prefill (evict, then encode), "
-                    f"{role}.axis=token, or a per-token codec such as int8"
+                    f"a scale per token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one that never "
+                    "changes (int8_static, fp8_e4m3)"
                 )
 
     @property
@@ -100,11 +101,12 @@ class Stack:
         except UserError as error:
             asked = self.keep.budget
             raise UserError(f"a budget of {asked.value:g} {asked.unit} is {tokens} rows here: {error}") from None
-        residual = max(self.keys.residual, self.values.residual)
-        if self.evicts_steps and residual > recent:
+        exact = max(codec.residual + codec.flush - 1 for codec in (self.keys, self.values))
+        if self.evicts_steps and exact > recent:
             raise UserError(
-                f"compress.phase={self.phase!r} evicts from the {residual} exact newest rows of the codec while only {recent} "
-                f"are protected: legal are keep.recent >= {residual}, codec residual <= {recent}, or phase=prefill"
+                f"compress.phase={self.phase!r} evicts from the {exact} exact newest rows of the codec while only {recent} "
+                f"are protected: legal are keep.recent >= {exact}, codec residual <= {recent} (codec.first <= {recent + 1} "
+                "where the scale is frozen), or phase=prefill"
             )
         return tokens
 
@@ -124,6 +126,7 @@ class Stack:
 
 
 def _codec(codec: Codec) -> str:
+    """Name and settings, short: what two codecs of one name may differ in."""
     info = codec.info()
-    extra = [f"{k[0]}{info[k]}" for k in ("axis", "group", "residual") if k in info]
-    return ".".join([codec.name, *extra])
+    extra = [f"{k[0]}{info[k]}" for k in ("bits", "axis", "group", "residual", "scale") if info.get(k) is not None]
+    return ".".join([codec.name, *extra, *(["symmetric"] if info.get("symmetric") else [])])

@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Calibration, Limits
 from harness.stages.protocols import Codec
-from harness.stages.rounding import keep_finite
+from harness.stages.rounding import keep_finite, round_up
 from harness.types import UserError, require
 
 AXES = ("channel", "head", "tensor")
@@ -88,16 +88,15 @@ class FixedScale(Codec):
         elif self.limits is None:
             raise UserError(f"codec {self.name} has no calibration table; scale=frozen needs none")
         else:
-            limit_HD = self.limits.of(heads, x_HND.shape[2]).to(x_HND.device)
-        return replace(self, scale_HC=self._scales(limit_HD, len(heads.layers)))
+            limit_HD = self.limits.of(heads, x_HND.shape[2])
+        return replace(self, scale_HC=self._scales(limit_HD.cpu().double(), len(heads.layers)).to(x_HND.device))
 
     def _scales(self, limit_HD: Tensor, layers: int) -> Tensor:
         limit_HC = limit_HD if self.axis == "channel" else limit_HD.amax(1, keepdim=True)
         if self.axis == "tensor":
-            by_layer = limit_HC.unflatten(0, (layers, -1))
-            limit_HC = by_layer.amax(1, keepdim=True).expand_as(by_layer).flatten(0, 1)
-        scale = limit_HC / self.top
-        scale = torch.where(scale * self.top < limit_HC, scale.nextafter(torch.full_like(scale, torch.inf)), scale)
+            by_layer = limit_HC.view(layers, -1)
+            limit_HC = by_layer.amax(1, keepdim=True).expand_as(by_layer).reshape(-1, 1)
+        scale = round_up(limit_HC / self.top, torch.float32)
         return scale.clamp(min=TINY)  # a channel that was all zeros: whatever else comes there is clamped and counted
 
     def encode(self, x_HND: Tensor) -> Encoded:

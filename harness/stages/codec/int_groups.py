@@ -102,7 +102,7 @@ class IntGroups(Codec):
         metadata = self._measure(groups, x_HND.dtype)
         step, low = self._affine(metadata)
         divisor = step.masked_fill(step == 0, 1.0)  # a constant group has scale 0 and decodes to its minimum
-        codes = ((groups - low) / divisor).round_().clamp_(0, self._top).to(torch.uint8).view(x_HND.shape)
+        codes = ((groups - low) / divisor).round_().clamp_(0, self._top).to(torch.uint8).reshape(x_HND.shape)
         stored = {name: t.flatten(2) for name, t in metadata.items()}  # [H, blocks of tokens, groups or channels]
         return Encoded({"codes": pack(codes, self.bits)}, stored, int(x_HND.shape[1]))
 
@@ -144,7 +144,7 @@ class IntGroups(Codec):
 
     def _over_heads(self, x: Tensor, how: str) -> Tensor:
         """The extreme over the heads of each layer, repeated for each of them."""
-        by_layer = x.unflatten(0, (self.layers, -1))
+        by_layer = x.view(self.layers, -1, *x.shape[1:])
         extreme: Tensor = getattr(by_layer, how)(1, keepdim=True)
         return extreme.expand_as(by_layer).flatten(0, 1)
 
@@ -157,6 +157,6 @@ class IntGroups(Codec):
 
     def _groups(self, x_HND: Tensor) -> Tensor:
         """View as [H, blocks of tokens, tokens, groups of channels, channels]."""
-        tokens = self.group if self.block > 1 else 1
-        channels = self.group or x_HND.shape[2] if self.axis == "token" else x_HND.shape[2]
-        return x_HND.unflatten(2, (-1, channels)).unflatten(1, (-1, tokens))
+        h, n, d = x_HND.shape
+        tokens, channels = self.block, (self.group or d) if self.axis == "token" else d
+        return x_HND.view(h, n // tokens, tokens, d // channels, channels)

@@ -2,8 +2,8 @@
 
 Layout of 1, 2, 4 and 8 bits: code i of a row sits in byte i // (8 / bits), at bit (i % (8 / bits)) * bits; the first code is in
 the lowest bits. With 4 bits the codes 1, 2, 3 of a row become the bytes 0x21, 0x03.
-Layout of 3 bits: the low two bits of all codes as above, then the high bits of all codes as above: 8 codes in 3 bytes. The codes
-0, 1 .. 7 become the bytes 0xE4, 0xE4, 0xF0.
+Layout of 3 bits: the low two bits of all codes as above, then the high bits of all codes as above, 8 codes in 3 bytes: the
+codes 0, 1 .. 7 become the bytes 0xE4, 0xE4, 0xF0.
 The last byte of each part of a row is padded with zeros.
 """
 
