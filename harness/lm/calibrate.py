@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.lm.engine import Engine, Prefix
@@ -61,7 +62,7 @@ def limits(engine: Engine, lm: LM, wanted: Calibration) -> dict[str, Limits]:
     table = sha256_of(file)
     if wanted.table not in (None, table):
         raise UserError(f"codec.calibration.table={wanted.table!r} is not possible: this model and text give {table}")
-    tensors = load_file(file)
+    tensors = load_bytes(file.read_bytes())  # a mapped file could change under a long run
     return {role: Limits(_of_role(tensors, role), {**about, "table": table}) for role in ROLES}
 
 

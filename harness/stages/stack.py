@@ -119,14 +119,19 @@ class Stack:
             recent = "" if keep.recent is None else f"_recent{keep.recent}"
             parts.append((f"sink{keep.sinks}_" if keep.sinks else "") + name + recent)
         if self.compresses and (self.keys.lossy or self.values.lossy):
-            parts.append(self.keys.name if self.keys == self.values else f"k-{_codec(self.keys)}_v-{_codec(self.values)}")
+            keys, values = _codec(self.keys), _codec(self.values)
+            parts.append(keys if keys == values else f"k-{keys}_v-{values}")
         if self.evicts_steps:
             parts.append(self.phase)
         return "+".join(parts) or "full"
 
 
 def _codec(codec: Codec) -> str:
-    """Name and settings, short: what two codecs of one name may differ in."""
+    """Name and the settings that codecs of one name may differ in, what the name or the default already says left out."""
     info = codec.info()
-    extra = [f"{k[0]}{info[k]}" for k in ("bits", "axis", "group", "residual", "scale") if info.get(k) is not None]
-    return ".".join([codec.name, *extra, *(["symmetric"] if info.get("symmetric") else [])])
+    shown = {key: info[key] for key in ("bits", "axis", "group", "residual", "first", "scale") if info.get(key) is not None}
+    if str(shown.get("bits", "")) in codec.name:
+        shown.pop("bits", None)
+    if shown.get("scale") == "dynamic":
+        del shown["scale"]
+    return ".".join([codec.name, *(f"{k[0]}{v}" for k, v in shown.items()), *(["symmetric"] if info.get("symmetric") else [])])

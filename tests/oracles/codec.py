@@ -155,7 +155,10 @@ def _members(
     if axis == "token":
         shape = (heads, rows, dim // group)
         return shape, [
-            ([(h, n, b)], [(h, n, b * group + i) for i in range(group)]) for h in every for n in range(rows) for b in range(shape[2])
+            ([(h, n, b)], [(h, n, b * group + i) for i in range(group)])
+            for h in every
+            for n in range(rows)
+            for b in range(shape[2])
         ]
     tokens = [range(a * group, (a + 1) * group) for a in range(rows // group)]
     if axis == "channel":

@@ -153,7 +153,10 @@ def test_case_12_scales_of_their_own_no_silent_clipping_and_the_source_recorded(
     assert int(encoded(unit, values).clipped) == 0
     limits = Limits({0: torch.full((2, D), 600.0)}, {"corpus": "text"})
     calibration = Calibration(corpus=conf_tree.member("corpus", "stdlib"))
-    for codec in (Float8(scale="frozen", axis="tensor"), Float8(scale="calibrated", calibration=calibration).calibrated(limits)):
+    for codec in (
+        Float8(scale="frozen", axis="tensor"),
+        Float8(scale="calibrated", calibration=calibration).calibrated(limits),
+    ):
         assert int(encoded(codec, keys).clipped) == 0
         assert bool(((roundtrip(codec, keys) - keys).abs() <= keys.abs() / 16 + 600 / 448 * 2**-10).all())
     assert Float8(scale="calibrated", calibration=calibration).calibrated(limits).info()["calibration"] == {"corpus": "text"}
@@ -223,7 +226,9 @@ def test_settings_are_refused_in_one_line(kind: Any, settings: dict[str, Any], s
 
 def test_case_5_groups_must_divide_head_dim() -> None:
     for d in (80, 96):
-        with pytest.raises(UserError, match=rf"codec\.group=64 is not possible: it must divide head_dim {d}: allowed are \[2, "):
+        with pytest.raises(
+            UserError, match=rf"codec\.group=64 is not possible: it must divide head_dim {d}: allowed are \[2, "
+        ):
             IntGroups(group=64, axis="token").check(d)
         IntGroups(group=64, axis="channel").check(d)
         IntGroups(group=None, axis="token").check(d)

@@ -148,6 +148,8 @@ def test_labels_tell_stacks_apart() -> None:
         Stack(keys=Float8(scale="unit")),
         Stack(keys=Float8(scale="frozen")),
         Stack(keys=Float8(scale="frozen", axis="tensor")),
+        Stack(keys=Float8(scale="unit"), values=Float8(scale="unit")),
+        Stack(keys=Float8(), values=Float8()),
         Stack(keep=keep()),
         Stack(keep=keep(), phase="always"),
         Stack(keep=keep(sinks=4), phase="always"),
