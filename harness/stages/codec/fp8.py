@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.stages.codec.fixed_scale import FixedScale
+from harness.stages.codec.packing import head_blocks
 from harness.types import require
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -44,4 +45,12 @@ class Float8(FixedScale):
         return ratio.clamp(-self.top, self.top).to(FORMATS[self.format]).view(torch.uint8), clipped
 
     def from_codes(self, codes: Tensor, out: Tensor) -> None:
-        out.copy_(codes.view(FORMATS[self.format]))
+        if self.format == "e5m2":
+            out.copy_(codes.view(torch.float8_e5m2))
+            return
+        # torch's own e4m3 conversion takes four times as long as int8's on a CPU. Sign, exponent and mantissa moved to their
+        # places in a float16 are the number times 2^-8, for the exponent's bias is 15 there and 7 here.
+        for some in head_blocks(out):
+            bits = (codes[some].view(torch.int8).to(torch.int16) << 7).bitwise_and_(-0x4001)
+            out[some] = bits.view(torch.float16)
+            out[some].mul_(256)

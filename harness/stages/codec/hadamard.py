@@ -66,11 +66,11 @@ class Hadamard(Codec):
         return replace(e, clipped=e.clipped + clipped)
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
-        self.inner.decode(e, out_HND)
         turn = matrix(out_HND.shape[2], out_HND.dtype, out_HND.device)
         for some in head_blocks(out_HND):
-            out_HND[some] = out_HND[some] @ turn
-        keep_finite(out_HND)
+            out = out_HND[some]
+            self.inner.decode(e.heads(some.start, some.stop), out)
+            out.copy_(keep_finite(out @ turn))
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
         return self.inner.nbytes(h, n, d, itemsize)
