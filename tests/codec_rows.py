@@ -87,7 +87,7 @@ def roundtrip(codec: Codec, x_HND: Tensor, dtype: torch.dtype | None = None, lay
 
 @dataclass
 class Rows:
-    """Keys or values of some heads: rows leave the exact tail `flush` at a time once `residual` newer ones are there."""
+    """Keys or values of some heads: rows leave the exact tail when the codec says so."""
 
     codec: Codec
     layers: int = 1
@@ -96,7 +96,7 @@ class Rows:
 
     def append(self, x_HND: Tensor) -> None:
         rows = x_HND if self.tail_HND is None else torch.cat((self.tail_HND, x_HND), 1)
-        ready = max(rows.shape[1] - self.codec.residual, 0) // self.codec.flush * self.codec.flush
+        ready = self.codec.leaving(rows.shape[1], self.n_encoded)
         if ready:
             first = rows[:, :ready].contiguous()
             if not self.chunks:

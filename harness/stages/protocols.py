@@ -176,6 +176,10 @@ class Codec(Protocol):
         """Newest rows that stay exact (and up to flush - 1 more, until there are enough to leave together)."""
         return 0
 
+    def leaving(self, tail: int, encoded: int) -> int:
+        """Of `tail` exact rows behind `encoded` stored ones, how many leave now, oldest first: a multiple of flush."""
+        return max(tail - self.residual, 0) // self.flush * self.flush
+
     @property
     def lossy(self) -> bool:
         """False only where decoding gives back what was encoded, bit for bit."""

@@ -101,12 +101,12 @@ class Stack:
         except UserError as error:
             asked = self.keep.budget
             raise UserError(f"a budget of {asked.value:g} {asked.unit} is {tokens} rows here: {error}") from None
-        exact = max(codec.residual + codec.flush - 1 for codec in (self.keys, self.values))
+        exact = max(_tail(codec, tokens + 1) for codec in (self.keys, self.values))
         if self.evicts_steps and exact > recent:
             raise UserError(
                 f"compress.phase={self.phase!r} evicts from the {exact} exact newest rows of the codec while only {recent} "
-                f"are protected: legal are keep.recent >= {exact}, codec residual <= {recent} (codec.first <= {recent + 1} "
-                "where the scale is frozen), or phase=prefill"
+                f"are protected: legal are keep.recent >= {exact}, codec residual <= {recent}, a larger budget where the scale "
+                "is frozen on the first rows, or phase=prefill"
             )
         return tokens
 
@@ -124,6 +124,11 @@ class Stack:
         if self.evicts_steps:
             parts.append(self.phase)
         return "+".join(parts) or "full"
+
+
+def _tail(codec: Codec, n: int) -> int:
+    """The most exact rows in a store of n rows or a few more."""
+    return max(rows - codec.leaving(rows, 0) for rows in range(n, n + codec.flush))
 
 
 def _codec(codec: Codec) -> str:

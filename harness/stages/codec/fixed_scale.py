@@ -27,8 +27,8 @@ class FixedScale(Codec):
 
     scale:
         "unit": s = 1;
-        "frozen": from the largest |x| of the first `first` rows that are stored, which wait exact for one another, as later
-            rows do (so that codes do not depend on how calls were chunked);
+        "frozen": from the largest |x| of the first `first` rows that are stored, which wait exact for one another (so that
+            codes do not depend on how calls were chunked);
         "calibrated": from the calibration's limits.
     axis, what shares s: "channel" (of a head and layer), "head" (of a layer), "tensor" (keys, or values, of a layer).
     Bytes per KV head: n * d, and once 4 * d ("channel") or 4 (else; kept a head, so that heads can be cut apart) for fp32
@@ -65,9 +65,9 @@ class FixedScale(Codec):
     def from_codes(self, codes: Tensor, out: Tensor) -> None:
         """Write codes as numbers."""
 
-    @property
-    def flush(self) -> int:
-        return self.first if self.scale == "frozen" else 1
+    def leaving(self, tail: int, encoded: int) -> int:
+        """All of them, once there are enough to freeze a scale on."""
+        return 0 if self.scale == "frozen" and not encoded and tail < self.first else tail
 
     def info(self) -> dict[str, object]:
         about = {"calibration": dict(self.limits.about)} if self.limits else {}

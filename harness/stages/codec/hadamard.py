@@ -45,6 +45,9 @@ class Hadamard(Codec):
     def residual(self) -> int:
         return self.inner.residual
 
+    def leaving(self, tail: int, encoded: int) -> int:
+        return self.inner.leaving(tail, encoded)
+
     def info(self) -> dict[str, object]:
         return {**self.inner.info(), "codec": self.name, "rotation": "hadamard"}
 

@@ -22,7 +22,7 @@ _SPREAD: dict[int, tuple[torch.dtype, tuple[tuple[int, int], ...]]] = {
     2: (torch.int32, ((12, 0x000F000F), (6, 0x03030303))),
     1: (torch.int64, ((28, 0x0000000F0000000F), (14, 0x0003000300030003), (7, 0x0101010101010101))),
 }
-_CACHED = 1 << 18  # elements that a CPU core keeps close while several passes run over them
+_CACHED = 1 << 17  # elements that a CPU core keeps close while several passes run over them
 
 
 def packed_width(d: int, bits: int) -> int:
