@@ -39,8 +39,8 @@ check: .venv/ready ## formatting, lint and types
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-bench: .venv/ready ## ratios on this machine: fused sweep, statistics, keep-all overhead
-	for script in tests/bench/fused_sweep.py tests/bench/fused_stream.py tests/bench/overhead.py; do $(PY) $$script || exit 1; done
+bench: .venv/ready ## ratios on this machine: fused sweep, statistics, keep-all overhead, codecs
+	for script in tests/bench/fused_sweep.py tests/bench/fused_stream.py tests/bench/overhead.py tests/bench/codecs.py; do $(PY) $$script || exit 1; done
 
 ci-deps: ## system packages that some tests need (Debian: chromium)
 	apt-get update -qq
