@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded, Heads, RowIndex
-from harness.stages.protocols import Codec
 from harness.types import KV, UserError
 
 ALL = slice(None)
@@ -61,7 +61,7 @@ class Side:
     def append(self, x_HND: Tensor, heads: Heads | None = None) -> Side:
         """Add rows; they leave the tail once there are enough that are older than the residual, whatever the calls were."""
         rows = torch.cat((self.tail_HND, x_HND), 1) if self.tail_HND.shape[1] else x_HND
-        ready = encoded_rows(self.codec, rows.shape[1])
+        ready = self.codec.leaving(rows.shape[1], self.n_encoded)
         if not ready:
             return replace(self, tail_HND=rows)
         whole = ready == rows.shape[1]
@@ -117,7 +117,8 @@ class Side:
             rows = RowIndex(index_HM[:, :-n_tail], rows.heads)
         view = None if self.view_HND is None else rows.of(self.view_HND)
         chunks = (self.chunks[0].take(rows, *self.chunks[1:]),) if self.chunks else ()
-        return Side(self.codec, chunks, rows.of_heads(self.tail_HND), view, self.written)
+        codec = self.codec if rows.heads is None else self.codec.of_heads(rows.heads)
+        return Side(codec, chunks, rows.of_heads(self.tail_HND), view, self.written)
 
     def _check_tail(self, index_HM: Tensor, n_tail: int) -> None:
         tail_M = torch.arange(self.n_encoded, self.n, device=index_HM.device)
@@ -137,11 +138,6 @@ class Side:
         yield "tail" if self.codec.lossy else "payload", self.tail_HND
         if self.view_HND is not None:
             yield "scratch", self.view_HND
-
-
-def encoded_rows(codec: Codec, n: int) -> int:
-    """Of n rows, how many have left the exact tail."""
-    return max(n - codec.residual, 0) // codec.flush * codec.flush
 
 
 def _check_encoded(new: Encoded, codec: Codec, heads: int, n: int) -> None:

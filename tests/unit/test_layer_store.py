@@ -11,8 +11,8 @@ from harness.kv.memory import measure
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
+from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Heads, RowIndex
-from harness.stages.protocols import Codec
 from harness.types import KV, UserError
 from tests import conf_tree
 
@@ -98,7 +98,7 @@ def test_stores_are_never_changed_in_place(name: str) -> None:
     for start in (70, 75, 110):
         grown = grown.append(new(5 if start == 70 else 35, start), None)
     grown.keys.read(torch.float32)
-    if codec.block == 1 and not codec.residual:
+    if codec.flush == 1 and not codec.residual:
         store.take(torch.arange(0, 70, 2).expand(2, -1), 70)
     assert all(torch.equal(a, b) for a, b in zip(content(store), before, strict=True))
     assert grown.n == 70 + 5 + 35 + 35
