@@ -121,8 +121,8 @@ def test_a_stack_gets_limits_where_it_asks_and_holds_its_own_text(lm: LM, run: E
     assert (about["corpus"], about["percentile"]) == ("stdlib", 100.0)
     assert json.dumps(keys)
     window = [*lm.tokens.bos_ids, *lm.tokens.encode(conf_tree.member("corpus", "stdlib").documents()[0])][:120]
-    (part,) = run.prefill(window).row.layers[2]
-    x = part.keys.exact()
+    ((part, at),) = run.prefill(window).row.slots[2]
+    x = part.keys.exact()[at]
     codec = stack.keys.fit(x, Heads((2,), 0, 2))
     e = codec.encode(x)
     out = torch.empty_like(x)
