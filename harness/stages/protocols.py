@@ -157,7 +157,7 @@ class Scorer(Protocol):
 
     phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked", "always", "every_n")
     keeps_state: ClassVar[bool] = False  # True: column sums live on in the store and count as bytes
-    joint: ClassVar[bool] = False  # True: score() treats every head by itself and may get many layers at once: faster
+    joint: ClassVar[bool] = False  # True: score() may get the heads of many layers at once (faster); a subclass must repeat it
 
     @property
     def needs(self) -> Needs:
