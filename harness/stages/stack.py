@@ -85,6 +85,11 @@ class Stack:
                 "different numbers of rows are chosen once; legal are phase=prefill or uniform heads"
             )
         for role, codec in (("keys", self.keys), ("values", self.values)):
+            if codec.sinks > keep.sinks:
+                raise UserError(
+                    f"compress.phase={self.phase!r} with compress.{role}.sinks={codec.sinks} is not possible: keep.sinks="
+                    f"{keep.sinks} would let exact first rows go; legal are keep.sinks >= {codec.sinks} or phase=prefill"
+                )
             if codec.block > 1:
                 raise UserError(
                     f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict single "
@@ -162,7 +167,9 @@ def _tail(codec: Codec, n: int) -> int:
 def _codec(codec: Codec) -> str:
     """Name and the settings that codecs of one name may differ in, what the name or the default already says left out."""
     info = codec.info()
-    shown = {key: info[key] for key in ("bits", "axis", "group", "residual", "first", "scale") if info.get(key) is not None}
+    shown = {
+        key: info[key] for key in ("bits", "axis", "group", "residual", "sinks", "first", "scale") if info.get(key) is not None
+    }
     if str(shown.get("bits", "")) in codec.name:
         shown.pop("bits", None)
     if shown.get("scale") == "dynamic":

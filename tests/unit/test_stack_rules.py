@@ -124,6 +124,15 @@ def test_an_exact_tail_that_eviction_would_cut_is_refused() -> None:
     assert Stack(keep=keep(recent=0), phase="prefill", keys=tail, values=tail).budget(1000, lambda n: n) == 64
 
 
+def test_exact_first_rows_need_sinks_that_stay() -> None:
+    codec = IntGroups(axis="token", residual=0, sinks=4)
+    with pytest.raises(UserError, match=r"keys\.sinks=4 is not possible: keep\.sinks=2 .* keep\.sinks >= 4 or phase=prefill"):
+        Stack(keep=keep(sinks=2), phase="always", keys=codec)
+    for stack in (Stack(keep=keep(sinks=4), phase="always", keys=codec), Stack(keep=keep(), phase="prefill", keys=codec)):
+        assert stack.keys.info()["sinks"] == 4
+    assert "sinks" not in IntGroups().info()
+
+
 def test_budget_too_small_for_this_example() -> None:
     stack = Stack(keep=Keep(scorer=Recency(), sinks=4, budget=Amount(value=0.01)))
     assert stack.budget(1000, lambda n: n) == 10

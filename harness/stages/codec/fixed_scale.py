@@ -39,6 +39,7 @@ class FixedScale(Codec):
     scale: str
     axis: str
     first: int = 32
+    sinks: int = 0
     calibration: Calibration | None = None
     limits: Limits | None = field(default=None, repr=False, compare=False)  # set by `calibrated`
     scale_HC: Tensor | None = field(default=None, repr=False, compare=False)  # set by `fit`
@@ -47,6 +48,8 @@ class FixedScale(Codec):
         require(self.scale in SCALES, "codec.scale", self.scale, f"allowed are {', '.join(SCALES)}")
         require(self.axis in AXES, "codec.axis", self.axis, f"allowed are {', '.join(AXES)}")
         require(isinstance(self.first, int) and self.first > 0, "codec.first", self.first, "a positive number of rows")
+        ok = isinstance(self.sinks, int) and self.sinks >= 0
+        require(ok, "codec.sinks", self.sinks, "a number of first tokens that stay exact, 0 or more")
         if self.scale == "calibrated":
             require(self.calibration is not None, "codec.calibration", None, "codec.scale=calibrated needs it")
         else:
@@ -73,6 +76,7 @@ class FixedScale(Codec):
         about = {"calibration": dict(self.limits.about)} if self.limits else {}
         first = {"first": self.first} if self.scale == "frozen" else {}
         axis = {} if self.scale == "unit" else {"axis": self.axis}
+        first |= {"sinks": self.sinks} if self.sinks else {}
         return {"codec": self.name, "bits": 8, **axis, "scale": self.scale, **first, **about}
 
     def calibrated(self, limits: Limits) -> FixedScale:

@@ -45,6 +45,10 @@ class Hadamard(Codec):
     def residual(self) -> int:
         return self.inner.residual
 
+    @property
+    def sinks(self) -> int:
+        return self.inner.sinks
+
     def leaving(self, tail: int, encoded: int) -> int:
         return self.inner.leaving(tail, encoded)
 

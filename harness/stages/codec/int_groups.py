@@ -45,6 +45,7 @@ class IntGroups(Codec):
     group: int | None = 32
     axis: str = "auto"
     residual: int = 32
+    sinks: int = 0
     flush_rows: int | None = None
     layers: int = field(default=1, repr=False, compare=False)  # of the heads in a tensor, known from fit
 
@@ -58,6 +59,8 @@ class IntGroups(Codec):
             require(isinstance(self.group, int) and self.group > 1, "codec.group", self.group, "an integer of at least 2")
         ok = isinstance(self.residual, int) and self.residual >= 0
         require(ok, "codec.residual", self.residual, "a number of tokens, 0 or more")
+        ok = isinstance(self.sinks, int) and self.sinks >= 0
+        require(ok, "codec.sinks", self.sinks, "a number of first tokens that stay exact, 0 or more")
         if self.flush_rows is not None:
             ok = isinstance(self.flush_rows, int) and self.flush_rows > 0 and self.flush_rows % self.block == 0
             require(ok, "codec.flush_rows", self.flush_rows, f"a multiple of the {self.block} tokens of a group")
@@ -82,6 +85,7 @@ class IntGroups(Codec):
             "axis": self.axis,
             "group": self.group,
             "residual": self.residual,
+            **({"sinks": self.sinks} if self.sinks else {}),
             "flush": self.flush,
             "scale": "dynamic",
             "clipped": 0.0,

@@ -38,6 +38,7 @@ class Kivi(IntGroups):
             symmetric=self.symmetric,
             group=self.group,
             axis="channel" if keys else "token",
+            sinks=self.sinks,
             residual=0 if keys else self.residual,
             flush_rows=self.residual if keys else None,
         )

@@ -38,6 +38,11 @@ class Codec(Protocol):
         """Newest rows that stay exact (and up to flush - 1 more, until there are enough to leave together)."""
         return 0
 
+    @property
+    def sinks(self) -> int:
+        """First rows that stay exact for good: attention sinks have keys that no scale fits."""
+        return 0
+
     def leaving(self, tail: int, encoded: int) -> int:
         """Of `tail` exact rows behind `encoded` stored ones, how many leave now, oldest first: a multiple of flush."""
         return max(tail - self.residual, 0) // self.flush * self.flush
