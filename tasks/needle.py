@@ -173,7 +173,9 @@ class _Cell:
             f"value once only, in {_DRAWS} draws: change the corpus, the texts of the task or task.lengths"
         )
 
-    def _example(self, name: str, i: int, asked: tuple[str, str], context: str, hidden: Sequence[Hidden], group: str) -> Example:
+    def _example(
+        self, name: str, i: int, asked: tuple[str, str], context: str, hidden: Sequence[Hidden], group: str
+    ) -> Example:
         """The example that asks for needle i."""
         task, several = self.task, self.task.questions > 1
         return Example(
@@ -193,18 +195,16 @@ class _Cell:
 
     def _depth(self, i: int) -> float:
         """Where needle i stands."""
-        depth = self.depth + i / self.task.questions
-        return self.depth if not i else round(depth - (depth > 1), 4)
+        depth = self.depth + i / self.task.questions  # exactly the cell's for the first
+        return round(depth - (depth > 1), 4) if i else depth
 
     def _asked(self, hidden: Sequence[Hidden]) -> list[tuple[str, str]]:
         """(question, answer prefix) for each needle: what may be seen while compressing, and what may not."""
         task = self.task
         texts = [[fill(text, task.kind, one.key) for text in (task.question, task.answer_prefix)] for one in hidden]
         asked = [set_apart(*pair, chat=task.chat) for pair in texts]
-        if task.aware_of == "own":
-            return asked
-        first = asked[0][0]
-        return [asked[0], *((first, question + prefix) for question, prefix in asked[1:])]
+        first, *later = asked
+        return asked if task.aware_of == "own" else [first, *((first[0], "".join(pair)) for pair in later)]
 
     def _haystack(
         self, hidden: Sequence[Hidden], question: str, answer_prefix: str, rng: random.Random

@@ -16,7 +16,6 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from harness.kv.shape import LayerShape, ModelShape
 from harness.types import UserError
 
-
 FEATURES = {  # settings of a decoder that, where they are set, change what is cached or attended to
     "kv_lora_rank": "latent attention caches are not measured yet",
     "attention_chunk_size": "chunked attention is not honoured",
@@ -32,10 +31,7 @@ FAMILIES = {  # no setting tells these apart
     "jetmoe": "its cached heads are not those of its configuration",
     "moshi": "its attention does not keep to the window that it caches",
 }
-CACHES = {
-    "DummyLayer": "some of its layers share another layer's cache",
-    "LinearAttention": "linear attention and recurrent states are not measured",
-}
+RECURRENT = "linear attention and recurrent states are not measured"
 
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
@@ -44,28 +40,45 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
     Raises UserError for models whose cache we could not count or whose attention we would not honour, with the reason.
     """
     text = config.get_text_config(decoder=True)
-    kind = getattr(text, "model_type", "?")
-    if why := _unsupported(config, text):
-        raise UserError(f"model type {kind!r} is not supported: {why}")
     try:
-        layers = DynamicCache(config=config).layers
-        query_heads = text.num_attention_heads
-        heads = getattr(text, "num_key_value_heads", None) or query_heads
-        dim = getattr(text, "head_dim", None) or text.hidden_size // query_heads
-        missing = len(layers) != text.num_hidden_layers
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise UserError(f"model type {kind!r} is not supported: its cache cannot be read off its configuration") from None
-    if missing:
-        raise UserError(f"model type {kind!r} is not supported: {CACHES['DummyLayer']}")
-    shapes = []
-    for layer in layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            name = type(layer).__name__
-            why = next((reason for part, reason in CACHES.items() if part in name), f"a layer has a cache of type {name}")
-            raise UserError(f"model type {kind!r} is not supported: {why}")
-        window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
-        shapes.append(LayerShape(heads, dim, dim, window))
-    return ModelShape(tuple(shapes), query_heads)
+        why = _unsupported(config, text) or _uncounted(config, text)
+        found = None if why else _shape(config, text)
+    except Exception as error:  # families word their configurations as they like: what cannot be read is not supported
+        why, found = f"its cache cannot be read off its configuration ({type(error).__name__})", None
+    if found is None:
+        raise UserError(f"model type {getattr(text, 'model_type', '?')!r} is not supported: {why}")
+    return found
+
+
+def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
+    query_heads = text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or query_heads
+    dim = getattr(text, "head_dim", None) or text.hidden_size // query_heads
+    layers = DynamicCache(config=config).layers
+    windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
+    return ModelShape(tuple(LayerShape(heads, dim, dim, window) for window in windows), query_heads)
+
+
+def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
+    """Why a model's cache cannot be counted, or None."""
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if any(getattr(model, "_is_stateful", False) for model in _classes(config)):
+        return RECURRENT
+    layers = DynamicCache(config=config).layers
+    odd = {type(layer).__name__ for layer in layers} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+    if any("Linear" in name for name in odd):
+        return RECURRENT
+    if "DummyLayer" in odd or len(layers) != text.num_hidden_layers:
+        return "some of its layers share another layer's cache"
+    if kinds or odd:
+        return f"it has layers of other kinds: {', '.join(sorted(kinds | odd))}"
+    return None
+
+
+def _classes(config: PretrainedConfig) -> tuple[Any, ...]:
+    """The model classes that a configuration is loaded into."""
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
@@ -73,9 +86,7 @@ def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None
     for name, why in FEATURES.items():
         if getattr(text, name, None):
             return why
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    models = found if isinstance(found, tuple) else (found,)
-    if not all(getattr(model, "_supports_sdpa", True) for model in models):
+    if not all(getattr(model, "_supports_sdpa", True) for model in _classes(config)):
         return "its attention (learned sinks, position biases or one of its own) cannot be that of transformers' sdpa"
     if hasattr(text, "add_cross_attention") and not getattr(text, "is_decoder", True):
         return "it is an encoder, which attends to later tokens"

@@ -109,7 +109,9 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """(what the question may be seen for, records) of two questions on each context, through the command."""
     cwd, how = tmp_path_factory.mktemp("run"), str(request.param)
     aware = [] if how == "blind" else ["task.query_aware=true", "task.aware_of=first"]
-    stacks = "stacks=[[random,'compress.points=[{keep.budget.value: 0.5}]'],[tova,'compress.points=[{keep.budget.value: 0.5}]']]"
+    stacks = (
+        "stacks=[[random,'compress.points=[{keep.budget.value: 0.5}]'],[tova,'compress.points=[{keep.budget.value: 0.5}]']]"
+    )
     out = harness(*TINY, "task.questions=2", "limit=4", *aware, stacks, cwd=cwd)
     assert out.returncode == 0, out.stderr
     assert "first questions" in out.stdout
