@@ -46,6 +46,7 @@ class Example:
     choices: tuple[str, ...] = ()  # scored by log-likelihood instead of generating; answers hold the right ones
     truncated: bool = False
     distractors: tuple[str, ...] = ()  # values in the context that are not the answer; the strict score reads them
+    order: int | None = None  # of several questions on one context, which one this is, from 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +235,7 @@ class Record:
     timings: dict[str, float] = field(default_factory=dict)
     series_path: str | None = None
     chunk: int | None = None  # streams: tokens fed between two compressions
+    order: int | None = None  # of several questions on one context, which one this was, from 1
     status: str = "ok"  # ok | refused | failed | not_exercised
     error: str | None = None
     written_at: str = ""  # UTC; the store fills this and the two below in

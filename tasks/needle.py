@@ -1,7 +1,7 @@
 """The needle task: one sentence with a value, hidden in real prose at a known depth; it knows no model and no cache.
 
-Prompts follow from (seed, length, depth, index) alone, so any process, order or limit sees the same ones, and each is
-exactly as long as asked: chat template, question, answer prefix and the room for the answer included.
+Prompts follow from (seed, length, depth, index) and the number of questions alone, so any process, order or limit sees the
+same ones, each exactly as long as asked: chat template, question, answer prefix and the room for the answer included.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tasks.hidden import KINDS, Hidden, draw, fill, found_once
 from tasks.pieces import set_apart
 from tasks.words import KEYS, VALUES
 
+AWARE_OF = ("own", "first")
 _DRAWS = 100
 _TEXTS = {"needle": ("{key}", "{value}"), "question": ("{key}",), "answer_prefix": (), "intro": ()}
 
@@ -35,7 +36,11 @@ class Needle:
         per_cell: Examples for each length and depth.
         kind: What the value is: number (7 digits), word, or uuid.
         distractor_needles: Other needles with other keys and values, anywhere in the prose.
+        questions: Needles asked for in each context, one example each: the first at the depth of the cell, the next each
+            1 / questions of the prose further on, around its end. The longest prompt is exactly as long as asked.
         query_aware: Whether the question may be seen while the cache is compressed.
+        aware_of: With query_aware, whose question is seen: own, or first: all questions of a context are asked of what was
+            compressed in view of the first.
         chat: Whether the chat template goes around the prompt.
         max_new_tokens: Room for the answer; None takes what the kind needs.
         intro: A paragraph before the prose; it names no key.
@@ -51,7 +56,9 @@ class Needle:
     per_cell: int = 1
     kind: str = "number"
     distractor_needles: int = 0
+    questions: int = 1
     query_aware: bool = False
+    aware_of: str = "own"
     chat: bool = False
     max_new_tokens: int | None = None
     intro: str = ""
@@ -76,9 +83,14 @@ class Needle:
         require(whole(self.per_cell, 1), "task.per_cell", self.per_cell, "a whole number above 0")
         require(self.kind in KINDS, "task.kind", self.kind, f"one of {', '.join(KINDS)}")
         require(whole(others, 0) and others < len(KEYS), "task.distractor_needles", others, most)
+        asked = f"a whole number from 1 to {len(KEYS) - others} (distractor_needles={others})"
+        require(whole(self.questions, 1) and self.questions + others <= len(KEYS), "task.questions", self.questions, asked)
         require(room is None or whole(room, 1), "task.max_new_tokens", room, "a whole number above 0, or null")
         require(self.metric in scoring.METRICS, "task.metric", self.metric, f"one of {', '.join(scoring.METRICS)}")
         require_bools(self, "query_aware", "chat")
+        require(self.aware_of in AWARE_OF, "task.aware_of", self.aware_of, f"one of {', '.join(AWARE_OF)}")
+        fits = self.aware_of == "own" or (self.query_aware and not self.chat and self.questions > 1)
+        require(fits, "task.aware_of", self.aware_of, "first needs query_aware=true, chat=false and questions above 1")
         object.__setattr__(self, "stop", stop_strings(self.stop))
         for key, marks in _TEXTS.items():
             self._check_text(key, marks)
@@ -105,7 +117,7 @@ class Needle:
         return KINDS[self.kind] if self.max_new_tokens is None else self.max_new_tokens
 
     def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
-        """All examples, one of each cell before the second of any, so that a limit still covers the grid.
+        """All examples, one context of each cell before the second of any, so that a limit still covers the grid.
 
         Raises:
             UserError: a length above the model's, below what template and needle need, or beyond the corpus.
@@ -123,7 +135,7 @@ class Needle:
             for length in self.lengths
             for depth in self.depths
         ]
-        return [cell.example(seed, index) for index in range(self.per_cell) for cell in cells]
+        return [example for index in range(self.per_cell) for cell in cells for example in cell.examples(seed, index)]
 
     def score(self, example: Example, answer: str) -> Score:
         """Contains the value at a word boundary (headline), and strict, exact and f1 beside it."""
@@ -142,35 +154,57 @@ class _Cell:
     length: int
     depth: float
 
-    def example(self, seed: int, index: int) -> Example:
-        """The example with this index; drawn again where a key or value stands elsewhere in the prose."""
-        task = self.task
+    def examples(self, seed: int, index: int) -> list[Example]:
+        """The examples of the context with this index; drawn again where a key or value stands elsewhere in the prose."""
+        task, n = self.task, self.task.questions
         rng = random.Random(hashlib.sha256(f"{seed}|{self.length}|{self.depth}|{index}".encode()).digest())
         for _ in range(_DRAWS):
-            depths = [self.depth, *(rng.random() for _ in range(task.distractor_needles))]
+            depths = [self._depth(i) for i in range(n)] + [rng.random() for _ in range(task.distractor_needles)]
             hidden = draw(task.needle, task.kind, depths, rng)
-            asked = (fill(text, task.kind, hidden[0].key) for text in (task.question, task.answer_prefix))
-            question, answer_prefix = set_apart(*asked, chat=task.chat)
-            haystack, room = self._haystack(hidden, question, answer_prefix, rng)
-            context = self._fit(haystack, room, hidden, question, answer_prefix)
-            if context is not None and found_once(hidden, context, question + answer_prefix):
-                return Example(
-                    id=f"{task.kind}-{self.length}-{self.depth}-{index}",
-                    context=context,
-                    question=question,
-                    answer_prefix=answer_prefix,
-                    answers=(hidden[0].value,),
-                    group_id=f"{self.corpus}:{haystack.origin}",
-                    length=self.length,
-                    depth=self.depth,
-                    max_new_tokens=task.answer_room,
-                    stop=tuple(task.stop),
-                    distractors=tuple(one.value for one in hidden[1:]),
-                )
+            asked = self._asked(hidden[:n])
+            longest = max(asked, key=lambda one: -self._missing("", *one))
+            haystack, room = self._haystack(hidden, *longest, rng)
+            context = self._fit(haystack, room, hidden, *longest)
+            if context is not None and found_once(hidden, context, "".join(map("".join, asked))):
+                name, group = f"{task.kind}-{self.length}-{self.depth}-{index}", f"{self.corpus}:{haystack.origin}"
+                return [self._example(name, i, asked[i], context, hidden, group) for i in range(n)]
         raise UserError(
             f"corpus {self.corpus} gave no haystack of exactly {self.length} tokens that holds the needle's key and "
             f"value once only, in {_DRAWS} draws: change the corpus, the texts of the task or task.lengths"
         )
+
+    def _example(
+        self, name: str, i: int, asked: tuple[str, str], context: str, hidden: Sequence[Hidden], group: str
+    ) -> Example:
+        """The example that asks for needle i."""
+        task, several = self.task, self.task.questions > 1
+        return Example(
+            id=f"{name}-{i + 1}" if several else name,
+            context=context,
+            question=asked[0],
+            answer_prefix=asked[1],
+            answers=(hidden[i].value,),
+            group_id=group,
+            length=self.length,
+            depth=hidden[i].depth,
+            max_new_tokens=task.answer_room,
+            stop=tuple(task.stop),
+            distractors=tuple(one.value for one in hidden if one is not hidden[i]),
+            order=i + 1 if several else None,
+        )
+
+    def _depth(self, i: int) -> float:
+        """Where needle i stands."""
+        depth = self.depth + i / self.task.questions  # exactly the cell's for the first
+        return round(depth - (depth > 1), 4) if i else depth
+
+    def _asked(self, hidden: Sequence[Hidden]) -> list[tuple[str, str]]:
+        """(question, answer prefix) for each needle: what may be seen while compressing, and what may not."""
+        task = self.task
+        texts = [[fill(text, task.kind, one.key) for text in (task.question, task.answer_prefix)] for one in hidden]
+        asked = [set_apart(*pair, chat=task.chat) for pair in texts]
+        first, *later = asked
+        return asked if task.aware_of == "own" else [first, *((first[0], "".join(pair)) for pair in later)]
 
     def _haystack(
         self, hidden: Sequence[Hidden], question: str, answer_prefix: str, rng: random.Random

@@ -10,38 +10,87 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from harness.kv.shape import LayerShape, ModelShape
 from harness.types import UserError
 
+FEATURES = {  # settings of a decoder that, where they are set, change what is cached or attended to
+    "kv_lora_rank": "latent attention caches are not measured yet",
+    "attention_chunk_size": "chunked attention is not honoured",
+    "attn_logit_softcapping": "soft-capped attention is not honoured",
+    "use_bidirectional_attention": "attention to later tokens is not honoured",
+    "is_encoder_decoder": "encoder-decoders are not honoured",
+}
+FAMILIES = {  # no setting tells these apart
+    "diffllama": "its layers attend twice",
+    "doge": "it drops rows by a learned mask of its own",
+    "falcon": "it has an attention of its own",
+    "hrm_text": "its layers run several times, each time with another cache",
+    "jetmoe": "its cached heads are not those of its configuration",
+    "moshi": "its attention does not keep to the window that it caches",
+}
+RECURRENT = "linear attention and recurrent states are not measured"
+
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
     """Cache shape of a decoder, read off the cache that transformers itself would build for it.
 
-    Raises UserError for layers whose cache we could not count or honour (linear attention, shared or chunked layers, MLA,
-    soft-capping).
+    Raises UserError for models whose cache we could not count or whose attention we would not honour, with the reason.
     """
     text = config.get_text_config(decoder=True)
-    kind = getattr(text, "model_type", "?")
-    if getattr(text, "kv_lora_rank", None) or getattr(text, "attention_chunk_size", None):
-        raise UserError(f"model type {kind!r} is not supported: latent or chunked attention caches are not measured yet")
-    if getattr(text, "attn_logit_softcapping", None) or getattr(text, "is_encoder_decoder", False):
-        raise UserError(f"model type {kind!r} is not supported: soft-capped attention and encoder-decoders are not honoured")
-    layers = DynamicCache(config=config).layers
-    if len(layers) != text.num_hidden_layers:
-        raise UserError(f"model type {kind!r} is not supported: some of its layers share another layer's cache")
+    try:
+        why = _unsupported(config, text) or _uncounted(config, text)
+        found = None if why else _shape(config, text)
+    except Exception as error:  # families word their configurations as they like: what cannot be read is not supported
+        why, found = f"its cache cannot be read off its configuration ({type(error).__name__})", None
+    if found is None:
+        raise UserError(f"model type {getattr(text, 'model_type', '?')!r} is not supported: {why}")
+    return found
+
+
+def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
     query_heads = text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or query_heads
     dim = getattr(text, "head_dim", None) or text.hidden_size // query_heads
-    shapes = []
-    for layer in layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            raise UserError(f"model type {kind!r} is not supported: a layer has a cache of type {type(layer).__name__}")
-        window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
-        shapes.append(LayerShape(heads, dim, dim, window))
-    return ModelShape(tuple(shapes), query_heads)
+    layers = DynamicCache(config=config).layers
+    windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
+    return ModelShape(tuple(LayerShape(heads, dim, dim, window) for window in windows), query_heads)
+
+
+def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
+    """Why a model's cache cannot be counted, or None."""
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if any(getattr(model, "_is_stateful", False) for model in _classes(config)):
+        return RECURRENT
+    layers = DynamicCache(config=config).layers
+    odd = {type(layer).__name__ for layer in layers} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+    if any("Linear" in name for name in odd):
+        return RECURRENT
+    if "DummyLayer" in odd or len(layers) != text.num_hidden_layers:
+        return "some of its layers share another layer's cache"
+    if kinds or odd:
+        return f"it has layers of other kinds: {', '.join(sorted(kinds | odd))}"
+    return None
+
+
+def _classes(config: PretrainedConfig) -> tuple[Any, ...]:
+    """The model classes that a configuration is loaded into."""
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
+    """Why a model's attention cannot be honoured, or None: what its configuration and its class say, before any weights."""
+    for name, why in FEATURES.items():
+        if getattr(text, name, None):
+            return why
+    if not all(getattr(model, "_supports_sdpa", True) for model in _classes(config)):
+        return "its attention (learned sinks, position biases or one of its own) cannot be that of transformers' sdpa"
+    if hasattr(text, "add_cross_attention") and not getattr(text, "is_decoder", True):
+        return "it is an encoder, which attends to later tokens"
+    return FAMILIES.get(getattr(text, "model_type", ""))
 
 
 def layer_devices(model: PreTrainedModel, n_layers: int) -> list[torch.device]:

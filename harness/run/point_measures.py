@@ -28,6 +28,15 @@ def answer_flips(scored: Mapping[Any, Record], base: Mapping[Any, Record]) -> fl
     return sum(known) / len(known) if known else math.nan
 
 
+def by_order(records: Sequence[Record]) -> dict[str, float]:
+    """Mean score of the first questions on a context and of all later ones; NaN where contexts have one question only."""
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    for record in records:
+        if record.get("order") is not None:
+            scores[record["order"] == 1].append(number(record["score"]))
+    return {"score_first": _mean(scores[True]), "score_later": _mean(scores[False])}
+
+
 def fidelity(records: Sequence[Record]) -> dict[str, float]:
     """Means of the metrics FIDELITY, weighted as the scores are (streams: by tokens); NaN where no record has one."""
     return {name: _weighted(records, name) for name in FIDELITY}

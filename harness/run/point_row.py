@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.run.point_measures import answer_flips, effective_bits, fidelity, number, sizes
+from harness.run.point_measures import answer_flips, by_order, effective_bits, fidelity, number, sizes
 from harness.run.statistics import UNKNOWN, Estimate, Sample, difference, estimate, verdict
 
 Record = Mapping[str, Any]
@@ -76,6 +76,7 @@ def _row(group: list[Record], base: dict[Any, Record]) -> dict[str, Any]:
         "chunk": number(first.get("chunk")),
         **fidelity(list(scored.values())),
         "answer_flips": answer_flips(scored, base),
+        **by_order(list(scored.values())),
     }
 
 

@@ -38,7 +38,7 @@ COLUMNS: dict[str, str] = {
     "peak_exceeds_full": _BOOL,
     **{f"{sort}_{kind}": _FLOAT for sort in ("allocated", "logical") for kind in BYTE_KINDS},
     **dict.fromkeys(("tokens_seen", "tokens_kept", "effective_bits", "chunk"), _FLOAT),
-    **dict.fromkeys((*FIDELITY, "answer_flips"), _FLOAT),
+    **dict.fromkeys((*FIDELITY, "answer_flips", "score_first", "score_later"), _FLOAT),
     **dict.fromkeys(("stack_config", "error"), _STRING),
 }
 CELL_COLUMNS: dict[str, str] = {"length": _FLOAT, "depth": _FLOAT} | COLUMNS
@@ -50,7 +50,8 @@ def points(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     Bytes are means over the scored examples (peaks are maxima), ratios are sums over sums (stack / full, same samples,
     same moment). `label` names the stack and its budget. Columns about the full cache are over the same prompts only,
     or empty with the reason in `diff_reason`. For streams `bytes_context` and `bytes_full` are time means, the kinds are
-    as held at the end, `chunk` is set, and fidelity is a mean over tokens (empty for other tasks).
+    as held at the end, `chunk` is set, and fidelity is a mean over tokens (empty for other tasks). `score_first` and
+    `score_later` are of the first and the later questions, where a context has several.
     """
     return _frame(point_row.rows(records), COLUMNS)
 

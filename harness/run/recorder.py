@@ -158,6 +158,7 @@ class Recorder:
             "truncated": example.truncated,
             "length": example.length,
             "depth": example.depth,
+            "order": example.order,
             "model": self.setup.model,
             "task": task.name,
             "stack": cell.label,

@@ -5,6 +5,7 @@ What is already in the store is not done again.
 
 from __future__ import annotations
 
+import hashlib
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,7 +54,7 @@ class Runner:
             max_new=example.max_new_tokens,
             stop=self._stop(example),
             targets=tuple(tuple(self.lm.tokens.encode(choice)) for choice in example.choices),
-            seed=int(work.prompt.sha256[:12], 16),
+            seed=_lot(first),
             tag=work,
         )
 
@@ -93,6 +94,11 @@ class Runner:
         choice = example.choices[max(range(len(sums)), key=sums.__getitem__)]
         score = choose(example, sums)
         return {"output": choice, "score": score.value, "metrics": dict(score.metrics)}
+
+
+def _lot(ids: Sequence[int]) -> int:
+    """The seed of what is compressed: all questions on one context meet the same store, drawn lots included."""
+    return int(hashlib.sha256(repr(tuple(ids)).encode()).hexdigest()[:12], 16)
 
 
 def choose(example: Example, sums: Sequence[float]) -> Score:

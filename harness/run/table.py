@@ -78,6 +78,9 @@ def _notes(group: pd.DataFrame) -> list[str]:
     if group["discriminative"].eq(False).any():
         lines.append("Not discriminative: the full cache scores at chance, so these stacks cannot be told apart.")
     for _, row in group.iterrows():
+        if pd.notna(row["score_later"]):
+            scores = f"{score_text(row['score_first'])}, later ones {score_text(row['score_later'])}"
+            lines.append(f"{row['label']}: first questions {scores}.")
         lines += [f"{row['label']}: {problem}" for problem in problems(row)]
     return lines
 

@@ -129,6 +129,51 @@ def fingerprint() -> str:
     return hashlib.sha256(repr(task.examples(BYTES, PROSE, seed=11)).encode()).hexdigest()
 
 
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("n", [2, 3])
+def test_several_questions_share_a_context(n: int, chat: bool) -> None:
+    task = Needle(lengths=(1024,), depths=DEPTHS, per_cell=2, questions=n, distractor_needles=1, chat=chat)
+    examples = task.examples(BYTES, PROSE, seed=3)
+    assert len(examples) == 10 * n and len({e.id for e in examples}) == 10 * n
+    for first in range(0, len(examples), n):
+        same = examples[first : first + n]
+        assert [e.order for e in same] == list(range(1, n + 1))
+        assert len({(e.context, e.group_id) for e in same}) == 1
+        assert len({e.answers for e in same}) == len({e.question for e in same}) == n
+        assert max(size(task, e) for e in same) == 1024
+        depths = [e.depth for e in same]
+        assert depths[0] in DEPTHS and all(d is not None and 0 <= d <= 1 for d in depths) and len(set(depths)) == n
+        for example in same:
+            assert example.context.count(sentence(example)) == 1
+            assert len(example.distractors) == n and not set(example.distractors) & set(example.answers)
+        by_depth = sorted(same, key=lambda e: e.depth or 0.0)
+        assert by_depth == sorted(same, key=lambda e: e.context.index(sentence(e)))
+
+
+def test_one_question_is_what_it_was_without_the_setting() -> None:
+    one = Needle(lengths=(900,), questions=1).examples(BYTES, PROSE, seed=3)
+    assert [e.id for e in one] == [f"number-900-{d}-0" for d in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert {e.order for e in one} == {None}
+
+
+def test_later_questions_on_what_was_compressed_in_view_of_the_first() -> None:
+    task = Needle(lengths=(1024,), per_cell=2, questions=2, query_aware=True, aware_of="first")
+    own = Needle(lengths=(1024,), per_cell=2, questions=2, query_aware=True)
+    examples = task.examples(BYTES, PROSE, seed=3)
+    for first, second in zip(examples[::2], examples[1::2], strict=True):
+        prompts = [BYTES.prompt(e.context, e.question, e.answer_prefix, chat=False) for e in (first, second)]
+        seen, held = zip(*(prompt.split(True) for prompt in prompts), strict=True)
+        assert seen[0] == seen[1]
+        assert BYTES.decode(seen[0]) == first.context + first.question
+        assert BYTES.decode(held[0]) == first.answer_prefix
+        asked = BYTES.decode(held[1])
+        assert asked.startswith("\n\nWhat is the special magic number for ") and asked.endswith(" is:")
+        assert asked not in BYTES.decode(seen[0])
+        assert size(task, second) == 1024
+    asked_alone = [(e.context, e.question) for e in own.examples(BYTES, PROSE, seed=3)]
+    assert len(set(asked_alone)) == len(asked_alone)  # each is compressed in view of its own question
+
+
 def test_a_limit_covers_the_grid_first() -> None:
     examples = Needle(lengths=(900, 1000), depths=(0, 1), per_cell=2).examples(BYTES, PROSE, seed=0)
     assert [(e.length, e.depth) for e in examples[:4]] == [(900, 0), (900, 1), (1000, 0), (1000, 1)]
@@ -215,6 +260,10 @@ def test_a_prompt_may_fill_the_model_to_the_last_position() -> None:
         ("kind", "Number"),
         ("distractor_needles", -1),
         ("distractor_needles", len(KEYS)),
+        ("questions", 0),
+        ("questions", len(KEYS) + 1),
+        ("aware_of", "second"),
+        ("aware_of", "first"),
         ("max_new_tokens", 0),
         ("query_aware", "false"),
         ("chat", 1),
