@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from harness.kv import honoured
 from harness.kv.layer import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
@@ -23,8 +24,6 @@ from harness.kv.statistics import column_sums, query_moments
 from harness.stages.protocols import Needs, Stats
 
 NAME = "kv_harness"
-UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-
 
 Store = Mapping[int, Sequence[Slot]]
 """What one row stores: for each layer, its parts in the order of their heads (none before the first token)."""
@@ -137,9 +136,9 @@ def attend(
     Returns [B, L, Q, D]. Outputs of padding (tokens beyond a row's own length) are zero.
     """
     run, layer = CURRENT.get(), int(module.layer_idx)  # type: ignore[arg-type]
-    assert layer not in run.stats, f"layer {layer} attended twice in one forward"
+    honoured.refuse(layer in run.stats, f"its layer {layer} attends twice in one forward")
+    honoured.check(module, run.shape.layers[layer], key, value, attention_mask, kwargs)
     call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs)
-    _refuse_unsupported(kwargs, call.window)
     run.keep_new(layer, key, value)
     run.stats[layer] = [Stats()] * len(run.lengths)
     outputs: list[Tensor] = [query] * len(run.lengths)
@@ -240,15 +239,6 @@ def _moments(call: _Call, row: int, q_QLD: Tensor) -> tuple[Tensor, Tensor]:
         return query_moments(q_QLD)
     positions = torch.arange(start, start + q_QLD.shape[1], device=q_QLD.device)
     return query_moments(rope.unrotate(q_QLD.float(), positions))
-
-
-def _refuse_unsupported(kwargs: dict[str, Any], window: int | None) -> None:
-    for name in UNSUPPORTED:
-        if kwargs.get(name) is not None:
-            raise NotImplementedError(f"the model's attention uses {name}, which this harness would not honour")
-    sliding = kwargs.get("sliding_window")
-    if sliding is not None and window is not None and sliding != window:
-        raise NotImplementedError(f"the model asks for a window of {sliding} in a layer whose cache holds {window}")
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

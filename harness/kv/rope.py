@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 
 MOVING = ("dynamic", "longrope")  # their angles change with the length of the text: rows could not be turned back
 
+APPLY = ["q", "k", "cos", "sin"]
+
 
 @dataclass(frozen=True)
 class LayerRope:
@@ -45,9 +47,11 @@ class LayerRope:
         return cos, sin
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        rows = x.float().reshape(cos.shape[0], -1, *x.shape[-2:])
+        n = cos.shape[-1]  # some families rotate only the first channels of a head
+        rows = x[..., :n].float().reshape(cos.shape[0], -1, x.shape[-2], n)
         turned, _ = self.apply(rows, rows[:, :1], cos, sin)
-        return turned.reshape(x.shape).to(x.dtype)
+        turned = turned.reshape(*x.shape[:-1], n).to(x.dtype)
+        return turned if n == x.shape[-1] else torch.cat([turned, x[..., n:]], -1)
 
 
 @lru_cache(maxsize=16)
@@ -61,7 +65,7 @@ def ropes_of(model: PreTrainedModel, n_layers: int) -> tuple[tuple[LayerRope | N
     rotary = getattr(decoder, "rotary_emb", None)
     apply = getattr(sys.modules[type(decoder).__module__], "apply_rotary_pos_emb", None)
     config = model.config.get_text_config(decoder=True)
-    if rotary is None or apply is None or _moves(config):
+    if rotary is None or apply is None or _moves(config) or list(inspect.signature(apply).parameters)[:4] != APPLY:
         return (None,) * n_layers, rotary is not None
     typed = "layer_type" in inspect.signature(rotary.forward).parameters
     types = config.layer_types if typed else [None] * n_layers

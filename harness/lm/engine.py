@@ -19,6 +19,7 @@ from harness.kv.cache import Row
 from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
 from harness.kv.memory import solve_budget
 from harness.kv.rope import ropes_of
+from harness.lm.turning import tried
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
 from harness.types import UserError
@@ -88,7 +89,7 @@ class Engine:
         self.model, self.kv_dtype, self.eos = model, kv_dtype, frozenset(eos)
         self.shape = shape_of(model.config)
         self.groups = self.shape.groups(layer_devices(model, len(self.shape.layers)))
-        self.ropes, self.rope_moves = ropes_of(model, len(self.shape.layers))
+        self.ropes, self.rope_moves = tried(model, self.shape, self.groups, *ropes_of(model, len(self.shape.layers)))
 
     def start(self, stack: Stack = Stack(), total: int = 0, seed: int = 0) -> Row:  # noqa: B008 frozen
         """A row that has seen nothing and compresses from its first token on.

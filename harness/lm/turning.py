@@ -1,0 +1,65 @@
+"""Whether stored keys can be turned back: a rotary embedding, tried on the model itself; it knows no stack and no policy.
+
+Families rotate only some layers, or scale and normalize keys after the rotation; no setting tells them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.kv.attention import CURRENT, Forward
+from harness.kv.compat import EntryCache, forward
+from harness.kv.rope import LayerRope
+from harness.kv.shape import ModelShape
+from harness.stages.protocols import Needs
+
+TOKENS, SHIFT = 6, 7
+NEAR = 0.05  # of the largest key: above what bf16 layers lose, below what a wrong angle changes
+
+Ropes = tuple[LayerRope | None, ...]
+
+
+@torch.inference_mode()
+def tried(
+    model: PreTrainedModel, shape: ModelShape, groups: Sequence[tuple[int, ...]], ropes: Ropes, moves: bool
+) -> tuple[Ropes, bool]:
+    """Ropes that give the same keys back wherever a text starts; None for layers that rotate nothing; and whether some cannot.
+
+    Attention sees distances only, so the keys of one text at two places differ by their rotation alone.
+    """
+    if all(rope is None for rope in ropes):
+        return ropes, moves
+    places = torch.arange(TOKENS, device=model.device) + torch.tensor([[0], [SHIFT]], device=model.device)
+    run = Forward(
+        shape=shape,
+        groups=groups,
+        stores=[{}, {}],
+        seen=[0, 0],
+        lengths=[TOKENS, TOKENS],
+        needs=[Needs(), Needs()],
+        kv_dtype=torch.float32,
+        starts=[0, SHIFT],
+    )
+    token = CURRENT.set(run)
+    try:
+        ids_BL = torch.arange(TOKENS, device=model.device).expand(2, -1)
+        forward(model, ids_BL, places, EntryCache(len(shape.layers), model.dtype), torch.tensor([-1], device=model.device))
+    finally:
+        CURRENT.reset(token)
+    found = []
+    for layer, rope in enumerate(ropes):
+        group, at = run.places[layer]
+        here, there = run.new[group][0][:, at]
+        still = _near(here, there, here)
+        true = rope is not None and _near(rope.unrotate(here, places[0]), rope.unrotate(there, places[1]), here)
+        found.append(None if still or not true else rope)
+        moves |= not still and not true
+    return tuple(found), moves
+
+
+def _near(a: Tensor, b: Tensor, size: Tensor) -> bool:
+    return bool((a - b).abs().max() <= NEAR * size.abs().max())
