@@ -138,7 +138,7 @@ def load(spec: ModelSpec, attn: str = "sdpa") -> LM:
 
 
 def outline(spec: ModelSpec, attn: str = "sdpa") -> LM:
-    """A model without its weights: tokenizer, config and identity are those of `load`, the tensors hold nothing.
+    """A model without its weights: tokenizer, config and identity are those of `load`; tensors and end tokens are not.
 
     It needs neither the device nor the memory of the model, only its small files. UserError as in `load`.
     """

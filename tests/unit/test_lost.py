@@ -19,6 +19,7 @@ from harness.run.lost import WHY, give_up
 from harness.run.points import points
 from harness.run.progress import state
 from harness.run.recorder import Work
+from harness.run.report import write_all
 from harness.run.shards import load_records
 from harness.run.store import Store, now
 from tests import lm_eval_tasks
@@ -86,6 +87,7 @@ def test_what_others_hold_and_what_has_already_failed_is_left_alone(tmp_path: Pa
     assert lost(cfg, overrides, began) == 0, "told once a sweep"
     folder = next((tmp_path / "results").iterdir())
     assert not (folder / "failures").exists(), "there is nothing to put there"
+    assert write_all(folder)["n_failed"].sum() == 6, "a run of failures alone has a report"
     other: Store[Work] = Store(folder)
     assert other.claims.take(claims_of(cfg, overrides)[0])
     assert lost(cfg, overrides, now()) == 3, "one of two contexts is being worked on"
