@@ -50,8 +50,8 @@ check: .venv/ready ## formatting, lint and types
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-bench: .venv/ready ## ratios on this machine: fused sweep, multirun, keep-all overhead
-	for script in tests/bench/fused_sweep.py tests/bench/fused_stream.py tests/bench/multirun.py tests/bench/overhead.py; do $(PY) $$script || exit 1; done
+bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun, keep-all overhead, codecs
+	for script in fused_sweep fused_stream multirun overhead codecs; do $(PY) tests/bench/$$script.py || exit 1; done
 
 ci-deps: ## system packages that some tests need (Debian: chromium, slurm)
 	apt-get update -qq

@@ -102,8 +102,8 @@ def _made(bench: Bench, scratch: Path, chosen: Sequence[Json], cells: Mapping[st
     for seed in sorted({record["seed"] for record in chosen}):
         ids = {record["example_id"] for record in chosen if record["seed"] == seed}
         examples = [example for example in bench.examples(seed) if example.id in ids]
-        names = {id(cell): name for name, cell in cells.items()}
-        found = runner.works(examples, list(cells.values()), seed)
+        names = {id(cell): name for name, cell in zip(cells, bench.cells, strict=True)}
+        found = runner.works(examples, bench.cells, seed)
         works += [work for work in found if (seed, work.example.id, names[id(work.cell)]) in wanted]
     runner.run(works)
     store.close()

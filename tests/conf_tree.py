@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import hydra
+import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from harness.stages.codec.protocol import Codec
+from harness.stages.encoded import Heads
 from harness.stages.keep import Keep
+from harness.stages.limits import Limits
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
 CONF = Path(__file__).parents[1] / "conf"
+
+
+@dataclass(frozen=True)
+class Flat(Limits):
+    """One limit for every channel of any model: a calibration table for models that were never calibrated."""
+
+    by_layer: dict[int, torch.Tensor] = field(default_factory=dict)
+    limit: float = 8.0
+
+    def of(self, heads: Heads, d: int) -> torch.Tensor:
+        return torch.full((heads.n, d), self.limit)
 
 
 def members(group: str) -> list[str]:
@@ -49,8 +64,13 @@ def config(group: str, name: str, *changes: str) -> dict[str, Any]:
 
 
 def member(group: str, name: str, *changes: str) -> Any:
-    """A member of keep or codec, instantiated."""
-    return instantiate(config(group, name, *changes), _convert_="all")
+    """A member of keep or codec, instantiated; a codec that asks for calibration gets the flat table."""
+    found = instantiate(config(group, name, *changes), _convert_="all")
+    return _calibrated(found) if group == "codec" else found
+
+
+def _calibrated(codec: Codec) -> Codec:
+    return codec if codec.calibration is None else codec.calibrated(Flat())
 
 
 def split(group: str, name: str) -> Any:
@@ -61,10 +81,10 @@ def split(group: str, name: str) -> Any:
 
 
 def stack(name: str, *changes: str) -> Stack:
-    """A member of compress, instantiated."""
+    """A member of compress, instantiated, as `member` does."""
     found = member("compress", name, *changes)
     assert isinstance(found, Stack)
-    return found
+    return replace(found, keys=_calibrated(found.keys), values=_calibrated(found.values))
 
 
 def keep(name: str, tokens: int, **changes: Any) -> Keep:

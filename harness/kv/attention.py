@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from harness.kv.layer import Side, Slot
+from harness.kv.layer import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
+from harness.kv.side import Side
 from harness.kv.statistics import column_sums, query_moments
 from harness.stages.protocols import Needs, Stats
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from harness.kv.attention import Forward
-from harness.kv.layer import Part, Side, Slot
+from harness.kv.layer import Part, Slot
 from harness.kv.memory import codec_info, measure, solve_budget
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
+from harness.kv.side import Side
 from harness.kv.view import part_view
 from harness.stages.encoded import Heads
 from harness.stages.protocols import Needs, Stats

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.kv.layer import Part, Side, encoded_rows
+from harness.kv.layer import Part
 from harness.kv.shape import LayerShape, ModelShape
-from harness.stages.protocols import Codec
+from harness.kv.side import Side
+from harness.stages.codec.protocol import Codec
 from harness.stages.stack import Stack
 from harness.types import Bytes
 
@@ -30,7 +31,7 @@ def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
 
 
 def _side(codec: Codec, h: int, n: int, d: int, itemsize: int) -> int:
-    ready = encoded_rows(codec, n)
+    ready = codec.leaving(max(n - codec.sinks, 0), 0)
     return sum(codec.nbytes(h, ready, d, itemsize)) + h * (n - ready) * d * itemsize
 
 

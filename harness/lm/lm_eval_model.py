@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.kv.attention import NAME
+from harness.lm.calibrate import calibrated
 from harness.lm.engine import Engine
 from harness.lm.lm_eval_requests import Encoder, prompt_hash
 from harness.lm.lm_eval_serve import Asked, LmEvalService, Replied, Response
@@ -127,6 +128,7 @@ class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
         self.settings = settings(arguments)
         self.lm = load(self.settings.spec, NAME)
         engine = Engine(self.lm.model, self.lm.kv_dtype, self.lm.eos_ids)
+        self.settings = replace(self.settings, stack=calibrated(self.settings.stack, engine, self.lm))
         most = self.lm.tokens.max_length
         require(most is not None, "model", self.settings.spec.name, "lm-eval needs to know how many positions it has")
         self.encode = Encoder(self.lm.tokens, int(most or 0), truncate)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from harness.kv.attention import NAME
 from harness.kv.compat import shape_of
+from harness.lm.calibrate import ROLES, calibrated
 from harness.lm.deadline import TimedEngine
 from harness.lm.engine import Engine
 from harness.lm.load import LM, ModelSpec, load, outline
@@ -81,12 +83,13 @@ class Bench:
     task: Task
     corpus: Corpus | None
     setup: Setup
+    cells: tuple[Cell, ...]  # their codecs calibrated
 
     def runner(self, store: Store[Work]) -> Any:
         """What makes the records of this task: `works(examples, cells, seed)`, `run(works)` and `recorder(works)`."""
         return RUNNERS[_kind(self.task)](self.lm, self.engine, self.task, store, self.setup)
 
-    def works(self, runner: Any, cells: Sequence[Cell]) -> list[Work]:
+    def works(self, runner: Any) -> list[Work]:
         """All records asked for. A prompt that several seeds give is asked once.
 
         Raises:
@@ -96,7 +99,7 @@ class Bench:
         prompts: set[str] = set()
         for seed in self.options.seeds:
             examples = self.examples(seed)[: self.options.limit]
-            works = runner.works(examples, cells, seed)
+            works = runner.works(examples, self.cells, seed)
             new = [work for work in works if work.prompt.sha256 not in prompts] if prompts else works
             if not new:
                 raise UserError(f"seed={seed} gives no new examples: task={self.task.name} asks the same whatever the seed")
@@ -135,6 +138,7 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool 
     if weights:
         spec.check()
     _check_heads(cells, spec)
+    _check_calibration(cells)
     reproducible(options.seeds[0])
 
     lm = load(spec, NAME) if weights else outline(spec, NAME)
@@ -154,7 +158,29 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool 
         shape=engine.shape,
         progress=options.progress,
     )
-    return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup)
+    ready = tuple(_calibrated(cell, engine, lm) for cell in cells)
+    return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, cells=ready)
+
+
+def _check_calibration(cells: Sequence[Cell]) -> None:
+    """Calibration text that cannot be had ends the run before the model loads."""
+    for cell in cells:
+        for wanted in (cell.stack.keys.calibration, cell.stack.values.calibration):
+            if wanted is not None:
+                wanted.corpus.documents()
+
+
+def _calibrated(cell: Cell, engine: Engine, lm: LM) -> Cell:
+    """A cell whose codecs have their limits; the digest of their table joins its configuration, and so the record's key."""
+    stack = calibrated(cell.stack, engine, lm)
+    if stack is cell.stack:
+        return cell
+    config = copy.deepcopy(cell.config)
+    for role in ROLES:
+        about: Any = getattr(stack, role).info().get("calibration")
+        if about and config[role].get("calibration"):
+            config[role]["calibration"]["table"] = about["table"]
+    return replace(cell, stack=stack, config=config)
 
 
 def reproducible(seed: int) -> None:

@@ -58,7 +58,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     store: Store[Work] = Store(Path(config["results_dir"]) / bench.setup.run_id, redo=bench.options.redo)
     try:
         runner = bench.runner(store)
-        works = bench.works(runner, found)
+        works = bench.works(runner)
         manifest = bench.manifest(found)
         store.write_manifest(manifest | {"asked": asked(works)})
         runner.run(works)

@@ -102,7 +102,8 @@ class Keep:
     def _scores(self, view: LayerView) -> Tensor:
         """[L, H, N] for the L layers of a view."""
         name = type(self.scorer).__name__
-        parts = (view,) if self.scorer.joint else view.layers
+        joint = vars(type(self.scorer)).get("joint", False)  # never inherited: a subclass may look at one layer
+        parts = (view,) if joint else view.layers
         found = []
         for part in parts:
             scores_HN = self.scorer.score(part)

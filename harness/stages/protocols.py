@@ -13,8 +13,6 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from harness.stages.encoded import Encoded, Heads
-
 
 @dataclass(frozen=True)
 class Needs:
@@ -159,7 +157,7 @@ class Scorer(Protocol):
 
     phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked", "always", "every_n")
     keeps_state: ClassVar[bool] = False  # True: column sums live on in the store and count as bytes
-    joint: ClassVar[bool] = False  # True: score() treats every head by itself and may get many layers at once: faster
+    joint: ClassVar[bool] = False  # True: score() may get the heads of many layers at once (faster); a subclass must repeat it
 
     @property
     def needs(self) -> Needs:
@@ -199,62 +197,4 @@ class HeadBudget(Protocol):
 
     def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
         """Unprotected rows for each head, given the scores of the unprotected rows; the sum must not exceed H * tokens."""
-        ...
-
-
-class Codec(Protocol):
-    """How rows are stored. Blocks of rows are encoded once, oldest first, and never again.
-
-    Inherit from it, give it a `name`, and write `encode`, `decode` and `nbytes`; the other members have defaults. The H heads
-    of a tensor may be those of many layers at once: treat each head by itself.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def block(self) -> int:
-        """Rows that share metadata along the token axis; 1 when rows are independent and can be evicted one by one."""
-        return 1
-
-    @property
-    def flush(self) -> int:
-        """Rows that leave the exact tail together, a multiple of block."""
-        return self.block
-
-    @property
-    def residual(self) -> int:
-        """Newest rows that stay exact (and up to flush - 1 more, until there are enough to leave together)."""
-        return 0
-
-    @property
-    def lossy(self) -> bool:
-        """False only where decoding gives back what was encoded, bit for bit."""
-        return True
-
-    def info(self) -> dict[str, object]:
-        """What a record says of the codec: bits, axis, group, scale source (unit, dynamic, frozen, calibrated)."""
-        return {"codec": self.name}
-
-    def check(self, head_dim: int) -> None:
-        """Raise UserError when rows of this width cannot be encoded."""
-
-    def for_role(self, role: str) -> Codec:
-        """The codec for "keys" or for "values"."""
-        return self
-
-    def fit(self, x_HND: Tensor, heads: Heads) -> Codec:
-        """The codec for exactly these heads, asked once, with the first rows they encode: where constants are fixed."""
-        return self
-
-    def encode(self, x_HND: Tensor) -> Encoded:
-        """Encode n rows, n a multiple of flush; metadata is in x's dtype."""
-        ...
-
-    def decode(self, e: Encoded, out_HND: Tensor) -> None:
-        """Write the n rows into out_HND, a slice of what attention will read, in its dtype."""
-        ...
-
-    def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
-        """(payload, metadata) bytes of n encoded rows, n a multiple of flush: the closed formula, padding included."""
         ...

@@ -10,18 +10,22 @@ from torch import Tensor
 
 
 def round_up(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The smallest value of `dtype` that is >= x (x fp32)."""
+    """The smallest value of `dtype` that is >= x (x in a wider or the same dtype)."""
     y = x.to(dtype)
-    return torch.where(y.float() < x, torch.nextafter(y, torch.full_like(y, float("inf"))), y)
+    return torch.where(y.to(x.dtype) < x, torch.nextafter(y, torch.full_like(y, float("inf"))), y)
 
 
 def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest value of `dtype` that is <= x (x fp32)."""
+    """The largest value of `dtype` that is <= x (x in a wider or the same dtype)."""
     y = x.to(dtype)
-    return torch.where(y.float() > x, torch.nextafter(y, torch.full_like(y, float("-inf"))), y)
+    return torch.where(y.to(x.dtype) > x, torch.nextafter(y, torch.full_like(y, float("-inf"))), y)
 
 
-def keep_finite(x: Tensor) -> None:
-    """Bound decoded values in place: with a scale rounded up, the outermost code may lie just past the largest float16."""
-    if x.dtype == torch.float16:
-        x.clamp_(-torch.finfo(x.dtype).max, torch.finfo(x.dtype).max)
+def keep_finite(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Bound decoded values in place to what `dtype` (or their own) holds, and return them.
+
+    With a scale rounded up, the outermost code may lie just past the largest float16.
+    """
+    if (dtype or x.dtype) == torch.float16:
+        x.clamp_(-torch.finfo(torch.float16).max, torch.finfo(torch.float16).max)
+    return x

@@ -12,9 +12,10 @@ from typing import Any
 
 from harness.stages.budget.uniform import Uniform as UniformLayers
 from harness.stages.codec.exact import Exact
+from harness.stages.codec.protocol import Codec
 from harness.stages.heads.uniform import Uniform as UniformHeads
 from harness.stages.keep import Keep
-from harness.stages.protocols import Codec, Needs
+from harness.stages.protocols import Needs
 from harness.types import UserError, require
 
 PHASES = ("prefill", "chunked", "always", "every_n")
@@ -84,11 +85,17 @@ class Stack:
                 "different numbers of rows are chosen once; legal are phase=prefill or uniform heads"
             )
         for role, codec in (("keys", self.keys), ("values", self.values)):
+            if codec.sinks > keep.sinks:
+                raise UserError(
+                    f"compress.phase={self.phase!r} with compress.{role}.sinks={codec.sinks} is not possible: keep.sinks="
+                    f"{keep.sinks} would let exact first rows go; legal are keep.sinks >= {codec.sinks} or phase=prefill"
+                )
             if codec.block > 1:
                 raise UserError(
                     f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict single "
                     f"rows from blocks of {codec.block} rows that share a scale; legal are phase=prefill (evict, then encode), "
-                    f"{role}.axis=token, or a per-token codec such as int8"
+                    f"a scale per token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one that never "
+                    "changes (int8_static, fp8_e4m3)"
                 )
 
     @property
@@ -126,11 +133,12 @@ class Stack:
         except UserError as error:
             asked = self.keep.budget
             raise UserError(f"a budget of {asked.value:g} {asked.unit} is {tokens} rows here: {error}") from None
-        residual = max(codec.residual + codec.flush - 1 for codec in (self.keys, self.values))
-        if self.phase != "prefill" and residual > recent:
+        exact = max(_tail(codec, tokens + 1) for codec in (self.keys, self.values))
+        if self.phase != "prefill" and exact > recent:
             raise UserError(
-                f"compress.phase={self.phase!r} evicts from the {residual} exact newest rows of the codec while only {recent} "
-                f"are protected: legal are keep.recent >= {residual}, codec residual <= {recent}, or phase=prefill"
+                f"compress.phase={self.phase!r} evicts from the {exact} exact newest rows of the codec while only {recent} "
+                f"are protected: legal are keep.recent >= {exact}, codec residual <= {recent}, a larger budget where the scale "
+                "is frozen on the first rows, or phase=prefill"
             )
         return tokens
 
@@ -144,13 +152,26 @@ class Stack:
             parts.append((f"sink{keep.sinks}_" if keep.sinks else "") + name + recent)
             parts += [type(part).__name__.lower() for part in (keep.layers, keep.heads) if type(part).__name__ != "Uniform"]
         if self.compresses and (self.keys.lossy or self.values.lossy):
-            parts.append(self.keys.name if self.keys == self.values else f"k-{_codec(self.keys)}_v-{_codec(self.values)}")
+            keys, values = _codec(self.keys), _codec(self.values)
+            parts.append(keys if keys == values else f"k-{keys}_v-{values}")
         if self.evicts_steps:
             parts.append(self.phase)
         return "+".join(parts) or "full"
 
 
+def _tail(codec: Codec, n: int) -> int:
+    """The most exact rows in a store of n rows or a few more."""
+    return max(rows - codec.leaving(rows, 0) for rows in range(n, n + codec.flush))
+
+
 def _codec(codec: Codec) -> str:
+    """Name and the settings that codecs of one name may differ in, what the name or the default already says left out."""
     info = codec.info()
-    extra = [f"{k[0]}{info[k]}" for k in ("axis", "group", "residual") if k in info]
-    return ".".join([codec.name, *extra])
+    shown = {
+        key: info[key] for key in ("bits", "axis", "group", "residual", "sinks", "first", "scale") if info.get(key) is not None
+    }
+    if str(shown.get("bits", "")) in codec.name:
+        shown.pop("bits", None)
+    if shown.get("scale") == "dynamic":
+        del shown["scale"]
+    return ".".join([codec.name, *(f"{k[0]}{v}" for k, v in shown.items()), *(["symmetric"] if info.get("symmetric") else [])])

@@ -37,7 +37,7 @@ def test_every_stack_builds_at_every_point(name: str) -> None:
     assert len(points) == len(set(points)) > 0
 
 
-def test_the_issue_list_of_stacks_is_there() -> None:
+def test_the_well_known_stacks_are_there() -> None:
     wanted = "full int8 int4 window streaming h2o sink_h2o sink_h2o_int8 snapkv tova knorm random snapkv_int4"
     assert set(wanted.split()) <= set(members("compress"))
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from harness.kv.cache import Row
-from harness.kv.layer import Part, Side
+from harness.kv.layer import Part
 from harness.kv.memory import measure, predict
 from harness.kv.shape import LayerShape, ModelShape
+from harness.kv.side import Side
 from harness.lm.engine import Engine, Prefix
 from harness.stages.budget.amount import Amount
 from harness.stages.codec.int8 import Int8

@@ -32,14 +32,16 @@ def prefix(example: int, family: str = "llama") -> Prefix:
 
 
 def stacks() -> list[Stack]:
-    """Every member of conf/compress; those with a budget at two points."""
+    """Every member of conf/compress with a budget, at two points; of those without, one of each kind of codec."""
     found = []
+    kinds: dict[tuple[object, ...], Stack] = {}
     for name in conf_tree.members("compress"):
-        if conf_tree.stack(name).keep is None:
-            found.append(conf_tree.stack(name))
+        stack = conf_tree.stack(name)
+        if stack.keep is None:
+            kinds.setdefault((type(stack.keys), stack.keys.flush, type(stack.values)), stack)
         else:
             found += [conf_tree.stack(name, f"keep.budget.value={f}") for f in (0.4, 0.7)]
-    return found
+    return [*kinds.values(), *found]
 
 
 def rows(family: str = "llama") -> list[tuple[Row, list[int]]]:

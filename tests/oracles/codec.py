@@ -82,7 +82,9 @@ def int8_per_token(x_HND: Tensor, meta_dtype: torch.dtype) -> Coded:
     return Coded(codes, scale, None, decoded, quotient)
 
 
-# --- asymmetric groups -------------------------------------------------------------------------------------------
+# --- integer groups ----------------------------------------------------------------------------------------------
+
+Cell = tuple[int, int, int]
 
 
 def int_asym(x_HND: Tensor, bits: int, group: int, axis: str, meta_dtype: torch.dtype) -> Coded:
@@ -98,40 +100,78 @@ def int_asym(x_HND: Tensor, bits: int, group: int, axis: str, meta_dtype: torch.
     Raises:
         ValueError: the group does not divide the axis it runs along.
     """
-    heads, rows, dim = x_HND.shape
-    length = rows if axis == "channel" else dim
+    return int_groups(x_HND, bits, group, axis, False, meta_dtype)
+
+
+def int_groups(
+    x_HND: Tensor, bits: int, group: int, axis: str, symmetric: bool, meta_dtype: torch.dtype, layers: int = 1
+) -> Coded:
+    """As int_asym, also for axis "head" and "tensor" (`group` tokens, all channels of a head or of a layer's heads).
+
+    Symmetric: scale = max|x| / (2^(bits - 1) - 1) rounded up, the code of zero is 2^(bits - 1) - 1. One bit: symmetric codes
+    0 and 1 are -s and s with s = max|x| / 2; asymmetric ones are the minimum and the minimum + 2 s, s = (max - min) / 2.
+    """
+    shape, members = _members(x_HND.shape, group, axis, layers)
+    scale, minimum = torch.zeros(shape, dtype=meta_dtype), torch.zeros(shape, dtype=meta_dtype)
+    x, found = x_HND.double().tolist(), torch.zeros(3, *x_HND.shape, dtype=torch.float64).tolist()
+    for places, cells in members:
+        values = [Fraction(x[h][n][d]) for h, n, d in cells]
+        low, step, stored = group_of(values, bits, symmetric, meta_dtype)
+        largest = 2**bits - (2 if symmetric and bits > 1 else 1)
+        for place in places:
+            minimum[place], scale[place] = float(low), stored
+        for (h, n, d), value in zip(cells, values, strict=True):
+            ratio = divide(value - low, step)
+            code = clamp(round(ratio), 0, largest)
+            found[0][h][n][d], found[1][h][n][d], found[2][h][n][d] = code, float(low + code * step), float(ratio)
+    codes, decoded, quotient = torch.tensor(found, dtype=torch.float64)
+    return Coded(codes.long(), scale, None if symmetric else minimum, decoded, quotient)
+
+
+def group_of(
+    values: Sequence[Fraction], bits: int, symmetric: bool, meta_dtype: torch.dtype
+) -> tuple[Fraction, Fraction, Tensor]:
+    """(value of code 0, step between codes, stored scale) of one group."""
+    if symmetric:
+        half = 2 ** (bits - 1) - 1
+        stored = finite(round_up(max(abs(v) for v in values) / (half or 2), meta_dtype), "scale")
+        s = Fraction(stored.item())
+        return (-half * s, s, stored) if half else (-s, 2 * s, stored)
+    low = Fraction(finite(round_down(min(values), meta_dtype), "minimum").item())
+    parts = 2**bits - 1 if bits > 1 else 2
+    stored = finite(round_up((max(values) - low) / parts, meta_dtype), "scale")
+    return low, Fraction(stored.item()) * (2 if bits == 1 else 1), stored
+
+
+def _members(
+    size: torch.Size, group: int, axis: str, layers: int
+) -> tuple[tuple[int, int, int], list[tuple[list[Cell], list[Cell]]]]:
+    """Shape of the metadata, and for every group (where its metadata stands, which values it holds)."""
+    heads, rows, dim = size
+    length = dim if axis == "token" else rows
     if length % group:
         raise ValueError(f"group={group} does not divide {length}")
-    shape = (heads, rows // group, dim) if axis == "channel" else (heads, rows, dim // group)
-    scale, minimum = torch.zeros(shape, dtype=meta_dtype), torch.zeros(shape, dtype=meta_dtype)
-    codes = torch.zeros(x_HND.shape, dtype=torch.int64)
-    decoded, quotient = torch.zeros(x_HND.shape, dtype=torch.float64), torch.zeros(x_HND.shape, dtype=torch.float64)
-    for h in range(heads):
-        for a in range(shape[1]):
-            for b in range(shape[2]):
-                if axis == "channel":
-                    cells = [(h, a * group + n, b) for n in range(group)]
-                else:
-                    cells = [(h, a, b * group + n) for n in range(group)]
-                values = exact(torch.stack([x_HND[cell] for cell in cells]))
-                low, step, coded, ratios = code_group(values, bits, meta_dtype)
-                minimum[h, a, b], scale[h, a, b] = low, step
-                for cell, code, ratio in zip(cells, coded, ratios, strict=True):
-                    codes[cell], quotient[cell] = code, float(ratio)
-                    decoded[cell] = float(Fraction(low.item()) + code * Fraction(step.item()))
-    return Coded(codes, scale, minimum, decoded, quotient)
-
-
-def code_group(
-    values: Sequence[Fraction], bits: int, meta_dtype: torch.dtype
-) -> tuple[Tensor, Tensor, list[int], list[Fraction]]:
-    """Stored minimum, stored scale, codes and unrounded quotients of one group."""
-    largest = 2**bits - 1
-    low = finite(round_down(min(values), meta_dtype), "minimum")
-    start = Fraction(low.item())
-    step = finite(round_up((max(values) - start) / largest, meta_dtype), "scale")
-    ratios = [divide(v - start, Fraction(step.item())) for v in values]
-    return low, step, [clamp(round(r), 0, largest) for r in ratios], ratios
+    every = range(heads)
+    if axis == "token":
+        shape = (heads, rows, dim // group)
+        return shape, [
+            ([(h, n, b)], [(h, n, b * group + i) for i in range(group)])
+            for h in every
+            for n in range(rows)
+            for b in range(shape[2])
+        ]
+    tokens = [range(a * group, (a + 1) * group) for a in range(rows // group)]
+    if axis == "channel":
+        found = [([(h, a, d)], [(h, n, d) for n in ns]) for h in every for a, ns in enumerate(tokens) for d in range(dim)]
+        return (heads, rows // group, dim), found
+    each = heads // layers if axis == "tensor" else 1
+    sets = [range(at, at + each) for at in range(0, heads, each)]
+    found = [
+        ([(h, a, 0) for h in hs], [(h, n, d) for h in hs for n in ns for d in range(dim)])
+        for hs in sets
+        for a, ns in enumerate(tokens)
+    ]
+    return (heads, rows // group, 1), found
 
 
 def encoded_rows(rows: int, residual: int, group: int, axis: str) -> int:
@@ -149,6 +189,41 @@ def int_asym_with_tail(
     """
     n = encoded_rows(x_HND.shape[1], residual, group, axis)
     return int_asym(x_HND[:, :n], bits, group, axis, meta_dtype), x_HND[:, n:]
+
+
+# --- constant scales ---------------------------------------------------------------------------------------------
+
+
+def fixed_scale(limit: float, largest: float) -> Fraction:
+    """limit / largest in float32, rounded up until largest * scale reaches the limit; the smallest normal number for 0."""
+    step = round_up(Fraction(limit) / Fraction(largest), torch.float32)
+    return max(Fraction(step.item()), Fraction(torch.finfo(torch.float32).tiny))
+
+
+def int8_code(value: Fraction, scale: Fraction) -> tuple[int, bool]:
+    """(code, whether it was clamped)."""
+    ratio = round(value / scale)
+    return clamp(ratio, -127, 127), abs(ratio) > 127
+
+
+FLOATS = {"e4m3": (3, 7, Fraction(448)), "e5m2": (2, 15, Fraction(57344))}  # bits of mantissa, bias, largest value
+
+
+def float8(value: Fraction, format: str) -> tuple[Fraction, bool]:
+    """(nearest value of an 8-bit float, ties to an even mantissa; whether it was clamped)."""
+    mantissa, bias, largest = FLOATS[format]
+    if abs(value) > largest:
+        return (largest if value > 0 else -largest), True
+    exponent = 1 - bias
+    while abs(value) >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    step = Fraction(2) ** (exponent - mantissa)
+    return min(max(round(value / step) * step, -largest), largest), False
+
+
+def hadamard(dim: int) -> list[list[int]]:
+    """Sylvester's matrix of +1 and -1: entry (i, j) is -1 to the number of ones that i and j share."""
+    return [[(-1) ** bin(i & j).count("1") for j in range(dim)] for i in range(dim)]
 
 
 # --- packing -----------------------------------------------------------------------------------------------------

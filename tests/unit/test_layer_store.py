@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.kv.layer import Part, Side
+from harness.kv.layer import Part
 from harness.kv.memory import measure
+from harness.kv.side import Side
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
+from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Heads, RowIndex
-from harness.stages.protocols import Codec
 from harness.types import KV, UserError
 from tests import conf_tree
 
@@ -98,7 +99,7 @@ def test_stores_are_never_changed_in_place(name: str) -> None:
     for start in (70, 75, 110):
         grown = grown.append(new(5 if start == 70 else 35, start), None)
     grown.keys.read(torch.float32)
-    if codec.block == 1 and not codec.residual:
+    if codec.flush == 1 and not codec.residual:
         store.take(torch.arange(0, 70, 2).expand(2, -1), 70)
     assert all(torch.equal(a, b) for a, b in zip(content(store), before, strict=True))
     assert grown.n == 70 + 5 + 35 + 35
@@ -153,6 +154,40 @@ def test_sums_follow_their_rows() -> None:
     grown = kept.append(new(1, 6), torch.tensor([[1.0, 2.0, 0.5], [0.0, 1.0, 0.25]]))
     assert grown.sums_HN is not None
     assert grown.sums_HN.tolist() == [[1, 7, 0.5], [8, 10, 0.25]]
+
+
+# --- exact first rows ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("calls", [[90], [1] * 90, [3, 2, 60, 25], [4, 86]])
+@pytest.mark.parametrize("view", [None, torch.float32])
+def test_the_first_rows_stay_exact_for_good(calls: list[int], view: torch.dtype | None) -> None:
+    """Whatever the calls were, rows 0 to 3 are never encoded and the codes of the rest are those without sinks before them."""
+    with_sinks, without = (IntGroups(axis="channel", residual=8, sinks=s) for s in (4, 0))
+    x, at, side = rows(90), 0, None
+    for n in calls:
+        step = x[:, at : at + n].clone()
+        side, at = Side.of(step, with_sinks, view) if side is None else side.append(step), at + n
+    assert side is not None
+    assert side.n == 90
+    read = side.read(torch.float32)
+    assert torch.equal(read[:, :4], x[:, :4])
+    assert torch.equal(read[:, 4:], Side.of(x[:, 4:].clone(), without, None).read(torch.float32))
+    assert not torch.equal(read[:, 4:], x[:, 4:])
+    assert torch.equal(side.read(torch.float32, slice(1, 2)), read[1:2])
+    held = measure(side.tensors())
+    n_encoded = (90 - 4 - 8) // 32 * 32
+    assert held.allocated["tail"] == 2 * (90 - n_encoded) * D * 4
+    assert held.logical == held.allocated
+
+
+def test_exact_first_rows_are_never_evicted() -> None:
+    side = Side.of(rows(50), IntGroups(axis="token", residual=8, sinks=4), None)
+    kept = take(side, [0, 1, 2, 3, 7, 20, *range(42, 50)])
+    whole = side.read(torch.float32)
+    assert torch.equal(kept.read(torch.float32), whole[:, [0, 1, 2, 3, 7, 20, *range(42, 50)]])
+    with pytest.raises(UserError, match=r"exact first rows of codec int4: raise keep\.sinks"):
+        take(side, [0, 1, 2, 5, 7, *range(42, 50)])
 
 
 # --- decoded views -----------------------------------------------------------------------------------------------

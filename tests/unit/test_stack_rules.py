@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from harness.stages.budget.amount import Amount
 from harness.stages.codec.exact import Exact
+from harness.stages.codec.fp8 import Float8
+from harness.stages.codec.hadamard import Hadamard
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.keep import Keep
@@ -67,6 +70,14 @@ def test_scores_kept_only_while_another_eviction_may_come() -> None:
             {"keep": keep(), "phase": "always", "keys": Int8(), "values": IntGroups(axis="channel", group=16)},
             r"phase='always' with compress\.values=int4 .* blocks of 16 rows",
         ),
+        (
+            {"keep": keep(), "phase": "always", "keys": conf_tree.member("codec", "kivi2")},
+            r"compress\.keys=kivi2 .* blocks of 32 rows .* a scale per token .* never changes \(int8_static, fp8_e4m3\)",
+        ),
+        (
+            {"keep": keep(), "phase": "always", "keys": Hadamard(inner=IntGroups(axis="head"))},
+            r"compress\.keys=hadamard_int4 .* blocks of 32 rows",
+        ),
         ({"keep": keep(heads=OtherHeads()), "phase": "always"}, r"phase='always' with keep\.heads=OtherHeads is not possible"),
     ],
 )
@@ -81,6 +92,22 @@ def test_legal_neighbours_of_the_refused_pairs() -> None:
     Stack(keep=keep(heads=OtherHeads()), phase="prefill")
     Stack(keep=keep(), phase="always", keys=Int8(), values=IntGroups(axis="token"))
     Stack(phase="always", keys=IntGroups())
+    for name in ("int8", "int8_static", "fp8_e4m3", "fp8_e5m2_unit", "hadamard_int4", "int2_token"):  # what the message names
+        codec = conf_tree.member("codec", name)
+        Stack(keep=keep(), phase="always", keys=codec, values=codec)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "always"])
+@pytest.mark.parametrize("name", conf_tree.members("codec"))
+def test_every_codec_with_every_keep_runs_or_says_what_does(name: str, phase: str) -> None:
+    for member in conf_tree.members("keep"):
+        chosen, codec = conf_tree.keep(member, 64), conf_tree.member("codec", name)
+        even = type(chosen.heads).__name__ == "Uniform" and phase in getattr(chosen.layers, "phases", [phase])
+        if phase not in chosen.scorer.phases or not even:
+            continue
+        shared = phase == "always" and max(codec.for_role(role).block for role in ("keys", "values")) > 1
+        with pytest.raises(UserError, match="legal are phase=prefill") if shared else nullcontext():
+            Stack(keep=chosen, phase=phase, keys=codec, values=codec)
 
 
 def test_an_exact_tail_that_eviction_would_cut_is_refused() -> None:
@@ -89,7 +116,21 @@ def test_an_exact_tail_that_eviction_would_cut_is_refused() -> None:
     with pytest.raises(UserError, match=r"evicts from the 32 exact newest rows .* keep\.recent >= 32, codec residual <= 31"):
         stack.budget(1000, lambda n: n)
     assert Stack(keep=keep(recent=32), phase="always", keys=tail, values=tail).budget(1000, lambda n: n) == 64
+    frozen = conf_tree.member("codec", "fp8_e4m3")  # 32 rows wait for one another, then none do
+    with pytest.raises(UserError, match=r"evicts from the 31 exact newest rows .* a larger budget where the scale is frozen"):
+        Stack(keep=keep(tokens=30), phase="always", keys=frozen).budget(1000, lambda n: n)
+    assert Stack(keep=keep(tokens=31), phase="always", keys=frozen).budget(1000, lambda n: n) == 31
+    assert Stack(keep=keep(recent=0), phase="always", keys=frozen).budget(1000, lambda n: n) == 64
     assert Stack(keep=keep(recent=0), phase="prefill", keys=tail, values=tail).budget(1000, lambda n: n) == 64
+
+
+def test_exact_first_rows_need_sinks_that_stay() -> None:
+    codec = IntGroups(axis="token", residual=0, sinks=4)
+    with pytest.raises(UserError, match=r"keys\.sinks=4 is not possible: keep\.sinks=2 .* keep\.sinks >= 4 or phase=prefill"):
+        Stack(keep=keep(sinks=2), phase="always", keys=codec)
+    for stack in (Stack(keep=keep(sinks=4), phase="always", keys=codec), Stack(keep=keep(), phase="prefill", keys=codec)):
+        assert stack.keys.info()["sinks"] == 4
+    assert "sinks" not in IntGroups().info()
 
 
 def test_budget_too_small_for_this_example() -> None:
@@ -113,6 +154,13 @@ def test_labels_tell_stacks_apart() -> None:
         Stack(keys=IntGroups(residual=32)),
         Stack(keys=IntGroups(residual=64)),
         Stack(keys=IntGroups(axis="token")),
+        Stack(keys=IntGroups(bits=2)),
+        Stack(keys=IntGroups(symmetric=True)),
+        Stack(keys=Float8(scale="unit")),
+        Stack(keys=Float8(scale="frozen")),
+        Stack(keys=Float8(scale="frozen", axis="tensor")),
+        Stack(keys=Float8(scale="unit"), values=Float8(scale="unit")),
+        Stack(keys=Float8(), values=Float8()),
         Stack(keep=keep()),
         Stack(keep=keep(), phase="always"),
         Stack(keep=keep(sinks=4), phase="always"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.kv.layer import Side
+from harness.kv.side import Side
 from harness.run.identity import code_hash
 from harness.stages.budget.amount import Amount
 from harness.stages.codec.int8 import Int8

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded
-from harness.stages.protocols import Codec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded
-from harness.stages.protocols import Codec
 from harness.stages.rounding import keep_finite, round_up
 
 LIMIT = 127

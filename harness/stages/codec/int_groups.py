@@ -1,43 +1,69 @@
-"""Asymmetric integer groups, codes really packed; it knows nothing of eviction or of where rows come from."""
+"""Integer groups, codes really packed; it knows nothing of eviction or of where rows come from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from harness.stages.codec.packing import pack, packed_width, unpack_into
-from harness.stages.encoded import Encoded
-from harness.stages.protocols import Codec
+from harness.stages.codec.packing import WIDTHS, head_blocks, pack, packed_width, unpack
+from harness.stages.codec.protocol import Codec
+from harness.stages.encoded import Encoded, Heads
 from harness.stages.rounding import keep_finite, round_down, round_up
 from harness.types import require
+
+AXES = ("channel", "token", "head", "tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntGroups(Codec):
-    """x' = q * s + m per group, q = clamp(round((x - m) / s), 0, 2^bits - 1).
+    """x' = q * s + m per group, in a few bits.
 
-    m is the group's minimum rounded down and s = (max - m) / (2^bits - 1) rounded up, both in the cache dtype; codes are
-    computed against the stored m and s, so the extremes stay inside the code range.
-    axis "channel" groups `group` consecutive tokens of one channel (right for keys, whose outliers live in channels: KIVI,
-    arXiv 2402.02750); axis "token" groups `group` consecutive channels of one token. "auto": channel for keys, token for
-    values.
-    Bytes per KV head: n * ceil(d * bits / 8) plus two metadata values per group.
+    Asymmetric: m is the group's minimum rounded down and s = (max - m) / (2^bits - 1) rounded up; q = 0 .. 2^bits - 1.
+    Symmetric: s = max|x| / L rounded up with L = 2^(bits - 1) - 1, m = -L * s is not stored; q = 0 .. 2 L, so zero is exact.
+    One symmetric bit stands for -s or +s with s = max|x| / 2, for it has no code for zero.
+    Metadata is in the cache dtype, codes are computed against what is stored, so the extremes stay inside the code range and
+    an element is off by at most half a step s. With one asymmetric bit half of s is stored: the whole may exceed float16.
+
+    axis, what shares m and s:
+        "channel": `group` consecutive tokens of one channel (right for keys, whose outliers live in channels: KIVI, arXiv
+            2402.02750);
+        "token": `group` consecutive channels of one token, null for all of them;
+        "head": all channels of `group` consecutive tokens of one head;
+        "tensor": all channels and KV heads of one layer for `group` consecutive tokens; kept once a head, so that heads can
+            be cut apart;
+        "auto": channel for keys, token for values.
+    All are dynamic: measured on the very rows they encode, never clipping.
+    flush: rows that leave the exact tail together, null for one group of tokens.
+    Bytes per KV head: n * packed_width(d) plus two metadata values per group, one when symmetric.
     """
 
     name: str = "int4"
     bits: int = 4
-    group: int = 32
+    symmetric: bool = False
+    group: int | None = 32
     axis: str = "auto"
     residual: int = 32
+    sinks: int = 0
+    flush_rows: int | None = None
+    layers: int = field(default=1, repr=False, compare=False)  # of the heads in a tensor, known from fit
 
     def __post_init__(self) -> None:
-        require(self.bits in (2, 4, 8), "codec.bits", self.bits, "allowed are 2, 4 and 8")
-        require(isinstance(self.group, int) and self.group > 1, "codec.group", self.group, "an integer of at least 2")
-        require(self.axis in ("auto", "channel", "token"), "codec.axis", self.axis, "allowed are auto, channel, token")
+        require(self.bits in WIDTHS, "codec.bits", self.bits, f"allowed are {', '.join(map(str, WIDTHS))}")
+        require(isinstance(self.symmetric, bool), "codec.symmetric", self.symmetric, "true or false")
+        require(self.axis in ("auto", *AXES), "codec.axis", self.axis, f"allowed are auto, {', '.join(AXES)}")
+        if self.group is None:
+            require(self.axis == "token", "codec.group", None, "a whole row is a group with axis=token only")
+        else:
+            require(isinstance(self.group, int) and self.group > 1, "codec.group", self.group, "an integer of at least 2")
         ok = isinstance(self.residual, int) and self.residual >= 0
         require(ok, "codec.residual", self.residual, "a number of tokens, 0 or more")
+        ok = isinstance(self.sinks, int) and self.sinks >= 0
+        require(ok, "codec.sinks", self.sinks, "a number of first tokens that stay exact, 0 or more")
+        if self.flush_rows is not None:
+            ok = isinstance(self.flush_rows, int) and self.flush_rows > 0 and self.flush_rows % self.block == 0
+            require(ok, "codec.flush_rows", self.flush_rows, f"a multiple of the {self.block} tokens of a group")
 
     def for_role(self, role: str) -> IntGroups:
         """Resolve axis "auto" for "keys" or "values"."""
@@ -45,15 +71,22 @@ class IntGroups(Codec):
 
     @property
     def block(self) -> int:
-        return self.group if self.axis == "channel" else 1
+        return 1 if self.axis in ("token", "auto") else self.group or 1
+
+    @property
+    def flush(self) -> int:
+        return self.flush_rows or self.block
 
     def info(self) -> dict[str, object]:
         return {
             "codec": self.name,
             "bits": self.bits,
+            "symmetric": self.symmetric,
             "axis": self.axis,
             "group": self.group,
             "residual": self.residual,
+            **({"sinks": self.sinks} if self.sinks else {}),
+            "flush": self.flush,
             "scale": "dynamic",
             "clipped": 0.0,
         }
@@ -61,33 +94,73 @@ class IntGroups(Codec):
     def check(self, head_dim: int) -> None:
         """With axis "token" the group must divide head_dim."""
         divisors = [g for g in range(2, head_dim + 1) if head_dim % g == 0]
-        ok = self.axis != "token" or head_dim % self.group == 0
+        ok = self.axis != "token" or self.group is None or head_dim % self.group == 0
         require(ok, "codec.group", self.group, f"it must divide head_dim {head_dim}: allowed are {divisors}")
 
+    def fit(self, x_HND: Tensor, heads: Heads) -> IntGroups:
+        """Nothing is measured; axis "tensor" learns how many layers the heads belong to."""
+        return replace(self, layers=len(heads.layers))
+
     def encode(self, x_HND: Tensor) -> Encoded:
-        top = (1 << self.bits) - 1
-        dim = 2 if self.axis == "channel" else 3
-        x_groups = _groups(x_HND.float(), dim, self.group)
-        low = round_down(x_groups.amin(dim, keepdim=True), x_HND.dtype)
-        scale = round_up((x_groups.amax(dim, keepdim=True) - low.float()) / top, x_HND.dtype)
-        divisor = scale.float().masked_fill(scale == 0, 1.0)  # a constant group has scale 0 and decodes to its minimum
-        codes = ((x_groups - low.float()) / divisor).round().clamp(0, top).to(torch.uint8)
-        codes_HND = codes.flatten(dim - 1, dim)
-        metadata = {"min": low.squeeze(dim), "scale": scale.squeeze(dim)}
-        return Encoded({"codes": pack(codes_HND, self.bits)}, metadata, int(x_HND.shape[1]))
+        groups = self._groups(x_HND.float())
+        metadata = self._measure(groups, x_HND.dtype)
+        step, low = self._affine(metadata)
+        divisor = step.masked_fill(step == 0, 1.0)  # a constant group has scale 0 and decodes to its minimum
+        codes = ((groups - low) / divisor).round_().clamp_(0, self._top).to(torch.uint8).reshape(x_HND.shape)
+        stored = {name: t.flatten(2) for name, t in metadata.items()}  # [H, blocks of tokens, groups or channels]
+        return Encoded({"codes": pack(codes, self.bits)}, stored, int(x_HND.shape[1]))
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
-        unpack_into(e.payload["codes"], self.bits, out_HND)
-        dim = 2 if self.axis == "channel" else 3
-        groups = _groups(out_HND, dim, self.group)
-        torch.addcmul(e.metadata["min"].unsqueeze(dim), groups, e.metadata["scale"].unsqueeze(dim), out=groups)
-        keep_finite(out_HND)
+        groups = slice(None) if self.axis == "token" else None
+        where = (slice(None), slice(None), None, groups, None if groups else slice(None))
+        step, low = self._affine({name: t[where] for name, t in e.metadata.items()})
+        packed, d = e.payload["codes"], out_HND.shape[-1]
+        for some in head_blocks(out_HND):
+            out = out_HND[some]
+            x = out if out.dtype == torch.float32 else torch.empty(out.shape, dtype=torch.float32, device=out.device)
+            x.copy_(unpack(packed[some], self.bits, d))
+            self._groups(x).mul_(step[some]).add_(low[some])
+            if x is not out:
+                out.copy_(keep_finite(x, out.dtype))
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
-        return h * n * packed_width(d, self.bits), h * (n * d // self.group) * 2 * itemsize
+        group = self.group or d
+        groups = {"channel": n // group * d, "token": n * (d // group)}.get(self.axis, n // group)
+        return h * n * packed_width(d, self.bits), h * groups * (1 if self.symmetric else 2) * itemsize
 
+    @property
+    def _top(self) -> int:
+        """Largest code."""
+        return (1 << self.bits) - (2 if self.symmetric and self.bits > 1 else 1)
 
-def _groups(x_HND: Tensor, dim: int, group: int) -> Tensor:
-    """View the token axis (dim 2) or the channel axis (dim 3) as groups along that dim."""
-    h, n, d = x_HND.shape
-    return x_HND.view(h, n // group, group, d) if dim == 2 else x_HND.view(h, n, d // group, group)
+    def _measure(self, groups: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Metadata of groups [H, A, B, C, E], reduced to one value where a group runs."""
+        dims = (4,) if self.axis == "token" else (2,) if self.axis == "channel" else (2, 4)
+        low, high = groups.amin(dims, keepdim=True), groups.amax(dims, keepdim=True)
+        if self.axis == "tensor":
+            low, high = self._over_heads(low, "amin"), self._over_heads(high, "amax")
+        if self.symmetric:
+            widest = torch.maximum(high, -low)
+            return {"scale": round_up(widest / (2 if self.bits == 1 else self._top // 2), dtype)}
+        low = round_down(low, dtype)
+        spread = (high - low.float()) / self._top
+        return {"min": low, "scale": round_up(spread / 2 if self.bits == 1 else spread, dtype)}
+
+    def _over_heads(self, x: Tensor, how: str) -> Tensor:
+        """The extreme over the heads of each layer, repeated for each of them."""
+        by_layer = x.view(self.layers, -1, *x.shape[1:])
+        extreme: Tensor = getattr(by_layer, how)(1, keepdim=True)
+        return extreme.expand_as(by_layer).flatten(0, 1)
+
+    def _affine(self, metadata: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(s, m) in fp32 from what is stored: x' = q * s + m."""
+        scale = metadata["scale"].float()
+        if not self.symmetric:
+            return (scale * 2 if self.bits == 1 else scale), metadata["min"].float()
+        return (scale * 2, -scale) if self.bits == 1 else (scale, scale * -(self._top // 2))
+
+    def _groups(self, x_HND: Tensor) -> Tensor:
+        """View as [H, blocks of tokens, tokens, groups of channels, channels]."""
+        h, n, d = x_HND.shape
+        tokens, channels = self.block, (self.group or d) if self.axis == "token" else d
+        return x_HND.view(h, n // tokens, tokens, d // channels, channels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class CriticalKV(SnapKV):
     """
 
     epsilon: float = 1e-4
+    joint: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,104 @@
+"""Rows turned by a Hadamard matrix before another codec stores them; it knows no number format."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from harness.stages.codec.packing import head_blocks
+from harness.stages.codec.protocol import Codec
+from harness.stages.encoded import Encoded, Heads
+from harness.stages.rounding import keep_finite
+from harness.types import UserError, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hadamard(Codec):
+    """y = x H / sqrt(d) is encoded by `inner`, x' = y' H / sqrt(d): outliers of one channel are spread over all of them.
+
+    QuaRot (arXiv 2404.00456): keys are turned after RoPE. Turning back on decoding gives the scores that turned queries would.
+    H is symmetric and orthogonal (Sylvester's), so a row's error has the length that the inner codec gave it, and no constant
+    is stored. y is rounded to the cache dtype (what float16 cannot hold is clamped and counted). Exact tail rows stay unturned.
+    """
+
+    inner: Codec
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.inner.calibration is None, "codec.inner", self.inner.name, "calibrated limits were measured unturned")
+        if not self.name:
+            object.__setattr__(self, "name", f"hadamard_{self.inner.name}")
+
+    @property
+    def block(self) -> int:
+        return self.inner.block
+
+    @property
+    def flush(self) -> int:
+        return self.inner.flush
+
+    @property
+    def residual(self) -> int:
+        return self.inner.residual
+
+    @property
+    def sinks(self) -> int:
+        return self.inner.sinks
+
+    def leaving(self, tail: int, encoded: int) -> int:
+        return self.inner.leaving(tail, encoded)
+
+    def info(self) -> dict[str, object]:
+        return {**self.inner.info(), "codec": self.name, "rotation": "hadamard"}
+
+    def check(self, head_dim: int) -> None:
+        """head_dim must be a power of two, and the inner codec must agree."""
+        if head_dim & (head_dim - 1):
+            raise UserError(f"codec {self.name} is not possible with head_dim {head_dim}: it must be a power of two")
+        self.inner.check(head_dim)
+
+    def for_role(self, role: str) -> Hadamard:
+        return replace(self, inner=self.inner.for_role(role))
+
+    def fit(self, x_HND: Tensor, heads: Heads) -> Hadamard:
+        return replace(self, inner=self.inner.fit(_turned(x_HND)[0], heads))
+
+    def of_heads(self, heads: Tensor) -> Hadamard:
+        return replace(self, inner=self.inner.of_heads(heads))
+
+    def encode(self, x_HND: Tensor) -> Encoded:
+        y, clipped = _turned(x_HND)
+        e = self.inner.encode(y)
+        return replace(e, clipped=e.clipped + clipped)
+
+    def decode(self, e: Encoded, out_HND: Tensor) -> None:
+        turn = matrix(out_HND.shape[2], out_HND.dtype, out_HND.device)
+        for some in head_blocks(out_HND):
+            out = out_HND[some]
+            self.inner.decode(e.heads(some.start, some.stop), out)
+            out.copy_(keep_finite(out @ turn))
+
+    def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
+        return self.inner.nbytes(h, n, d, itemsize)
+
+
+@lru_cache
+def matrix(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Sylvester's Hadamard matrix over sqrt(d), [D, D]: H(1) = 1, H(2k) = [[H, H], [H, -H]]."""
+    h = torch.ones(1, 1, dtype=torch.float64)
+    while h.shape[0] < d:
+        h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
+    return (h / math.sqrt(d)).to(dtype).to(device)
+
+
+def _turned(x_HND: Tensor) -> tuple[Tensor, Tensor | int]:
+    """(x H / sqrt(d) in x's dtype, elements that float16 could not hold)."""
+    y = x_HND.float() @ matrix(x_HND.shape[2], torch.float32, x_HND.device)
+    if x_HND.dtype != torch.float16:
+        return y.to(x_HND.dtype), 0
+    clipped = (y.abs() > torch.finfo(torch.float16).max).sum()
+    return keep_finite(y, torch.float16).half(), clipped

@@ -1,0 +1,57 @@
+"""How large |x| gets in every channel of every head: asked for by codecs whose scales are constant, measured elsewhere.
+
+It knows no model: a Calibration says on which text to measure, Limits hold what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from harness.stages.encoded import Heads
+from harness.types import Corpus, UserError, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Text on which limits are measured, and how much of the distribution they cover.
+
+    corpus: the text; take another one than the task's, else the scales have seen the test.
+    tokens: read from its start, in windows of `window` tokens that each begin like a prompt.
+    percentile: of |x| over those tokens, by nearest rank; 100 is the largest.
+    table: SHA-256 of the measured table, which a run fills in and records; one given must be what is measured.
+    """
+
+    corpus: Corpus
+    tokens: int = 8192
+    window: int = 2048
+    percentile: float = 100.0
+    table: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("tokens", "window"):
+            value = getattr(self, key)
+            require(isinstance(value, int) and value > 0, f"codec.calibration.{key}", value, "a positive number of tokens")
+        ok = isinstance(self.percentile, (int, float)) and 90 <= self.percentile <= 100
+        require(ok, "codec.calibration.percentile", self.percentile, "a number from 90 to 100")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """|x| that the scales must hold, fp32 [h, D] for the h KV heads of each layer; `about` says where they come from."""
+
+    by_layer: Mapping[int, Tensor]
+    about: Mapping[str, object] = field(default_factory=dict)
+
+    def of(self, heads: Heads, d: int) -> Tensor:
+        """Limits [H, D] of these heads, layer by layer."""
+        missing = [layer for layer in heads.layers if layer not in self.by_layer]
+        if missing:
+            raise UserError(f"the calibration table has no layer {missing[0]}")
+        found = torch.cat([self.by_layer[layer][heads.start : heads.stop] for layer in heads.layers])
+        if tuple(found.shape) != (heads.n, d):
+            raise UserError(f"the calibration table holds {tuple(found.shape)} limits for {heads.n} heads of {d} channels")
+        return found

@@ -1,0 +1,98 @@
+"""What a codec costs beside int8 with dynamic scales: time to encode and to decode all rows of a context, and scratch bytes.
+
+python tests/bench/codecs.py [name ...]      members of conf/codec, as keys; by default all
+The shape is the default model's: 4,096 rows x 30 layers x 3 KV heads x 64, 16-bit cache, fp32 compute, one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from harness.stages.encoded import Heads
+from tests import conf_tree
+
+LAYERS, HEADS, ROWS, D = 30, 3, 4096, 64
+BASE = "int8"
+BAR = {"int4": 4.0, "kivi2": 4.0, "kivi4": 4.0, "hadamard_int4": 4.0}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing on stderr: the profiler announces itself there from below Python."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def scratch(function: Callable[[], object]) -> int:
+    """Most bytes a call holds at one time beyond what it was given, its result included, by the allocator's own events."""
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        function()
+    held = most = 0
+    for event in found.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+def best(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Least CPU time of each function, repetitions interleaved: other work on the machine does not count."""
+    times = dict.fromkeys(functions, float("inf"))
+    for _ in range(repeats):
+        for name, function in functions.items():
+            start = time.process_time()
+            function()
+            times[name] = min(times[name], time.process_time() - start)
+    return times
+
+
+def main(names: list[str]) -> int:
+    """Print a line a codec; the exit status says whether the bars of decoding hold."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    x: Tensor = torch.randn(LAYERS * HEADS, ROWS, D, generator=generator).bfloat16()
+    out = torch.empty(LAYERS * HEADS, ROWS + 100, D)[:, :ROWS]  # as in the store: a slice of what attention reads
+    codecs: dict[str, Any] = {
+        name: conf_tree.member("codec", name).for_role("keys").fit(x, Heads(tuple(range(LAYERS)), 0, HEADS)) for name in names
+    }
+    kept = {name: codec.encode(x) for name, codec in codecs.items()}
+    encode = best({name: lambda c=codec: c.encode(x) for name, codec in codecs.items()}, 3)
+    decode = best({name: lambda c=codec, e=kept[name]: c.decode(e, out) for name, codec in codecs.items()}, 15)
+    failed = []
+    print(
+        f"{'codec':18}{'bytes/row':>10}{'encode ms':>11}{'x int8':>8}{'decode ms':>11}{'x int8':>8}{'scratch MiB, encode':>21}{'decode':>8}"
+    )
+    for name, codec in codecs.items():
+        size = sum(codec.nbytes(LAYERS * HEADS, ROWS, D, 2)) / (LAYERS * HEADS * ROWS)
+        slower = decode[name] / decode[BASE]
+        used = [scratch(f) / 2**20 for f in (lambda c=codec: c.encode(x), lambda c=codec, e=kept[name]: c.decode(e, out))]
+        print(
+            f"{name:18}{size:10.2f}{encode[name] * 1e3:11.0f}{encode[name] / encode[BASE]:8.2f}{decode[name] * 1e3:11.0f}"
+            f"{slower:8.2f}{used[0]:21.1f}{used[1]:8.1f}"
+        )
+        failed += [name] if slower > BAR.get(name, float("inf")) else []
+    print(f"decoding is beyond its bar: {', '.join(failed)}" if failed else "every bar of decoding holds")
+    return len(failed)
+
+
+if __name__ == "__main__":
+    asked = sys.argv[1:] or conf_tree.members("codec")
+    sys.exit(main(list(dict.fromkeys([BASE, *asked]))))
