@@ -33,13 +33,13 @@ def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, print
         since: UTC as in `written_at`.
 
     Raises:
-        UserError: tokenizer or examples cannot be had here, or the folder cannot be written.
+        UserError: tokenizer, examples or limits of a calibrated codec cannot be had here, or the folder cannot be written.
     """
     bench = assemble({**config, "progress": False, "redo": False}, found, weights=False)
     store: Store[Work] = Store(Path(config["results_dir"]) / bench.setup.run_id)
     try:
         runner = bench.runner(store)
-        works = bench.works(runner, found)
+        works = bench.works(runner)
         told = {record["key"] for record in store.records() if str(record["written_at"]) >= since}
         with runner.recorder([work for work in works if work.key not in told]) as recorder:
             lost = list(next(recorder.rounds(), ()))

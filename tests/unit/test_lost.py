@@ -22,6 +22,7 @@ from harness.run.recorder import Work
 from harness.run.report import write_all
 from harness.run.shards import load_records
 from harness.run.store import Store, now
+from harness.types import UserError
 from tests import lm_eval_tasks
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -40,9 +41,9 @@ def composing() -> Iterator[None]:
     GlobalHydra.instance().clear()
 
 
-def composed(folder: Path, kind: str = "questions") -> tuple[DictConfig, list[str]]:
-    """A configuration of two examples under three cells, and its overrides."""
-    overrides = ["model=tiny_llama", "corpus=stdlib", "limit=2", "progress=false", f"results_dir={folder}/results", STACKS]
+def composed(folder: Path, kind: str = "questions", stacks: str = STACKS) -> tuple[DictConfig, list[str]]:
+    """A configuration of two examples, and its overrides."""
+    overrides = ["model=tiny_llama", "corpus=stdlib", "limit=2", "progress=false", f"results_dir={folder}/results", stacks]
     overrides += TASKS[kind]
     if kind == "lm_eval":
         overrides.append(f"task.include_path={lm_eval_tasks.write(folder / 'tasks', 2)}")
@@ -94,11 +95,20 @@ def test_what_others_hold_and_what_has_already_failed_is_left_alone(tmp_path: Pa
     other.close()
 
 
+def test_calibrated_codecs_need_their_limits_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KV_HARNESS_CACHE", str(tmp_path / "cache"))
+    cfg, overrides = composed(tmp_path, stacks="stacks=[int8_static]")
+    with pytest.raises(UserError, match="not measured yet"):
+        lost(cfg, overrides)
+    assert execute(cfg, overrides)[1] == 0
+    assert lost(cfg, overrides) == 0, "the same keys, from the limits that the run left"
+
+
 def claims_of(cfg: DictConfig, overrides: list[str]) -> list[str]:
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     found = cells(cfg, overrides)
     bench = assemble(config, found, weights=False)
     store: Store[Work] = Store(Path(config["results_dir"]) / bench.setup.run_id)
-    works = bench.works(bench.runner(store), found)
+    works = bench.works(bench.runner(store))
     store.close()
     return [work.claim for work in works]
