@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,16 +26,21 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import report
-from harness.run import table
+from harness.lm.waves import one_line
+from harness.run import outcome, table
+from harness.run.again import again
 from harness.run.cells import Cell, cells, is_stack_override
 from harness.run.command import run_folder
 from harness.run.fold import Job, fold
 from harness.run.launch_joblib import JoblibLauncher
 from harness.run.launch_ray import RayLauncher
 from harness.run.launch_submitit import SubmititLauncher
+from harness.run.lost import give_up
 from harness.run.relaunch import Ended, run_all
 from harness.run.report import write_all
 from harness.run.shards import load_records
+from harness.run.store import now
+from harness.run.supervise import printed
 from harness.types import UserError
 
 NAMESPACE, OURS = "hydra_plugins", "hydra_plugins.kv_harness"
@@ -99,10 +103,12 @@ class FoldedSweeper(Sweeper):
         common = set(plan[0].job.shared).intersection(*(one.job.shared for one in plan))
         for number, one in enumerate(plan):
             print(f"  job {number}: {one.line(common)}", flush=True)
+        began = now()
         ended = run_all([one.job for one in plan], self.launcher.launch, folder, lambda line: print(line, flush=True))
         homes = {one.job.shared: one.folder for one in plan}
         (folder / "sweep.json").write_text(json.dumps([_row(one, homes) for one in ended], indent=1), encoding="utf-8")
-        _report(list(dict.fromkeys(homes.values())), folder, ended)
+        self._give_up(ended, folder, began)
+        _report(list(dict.fromkeys(homes.values())), folder, ended, self.config.hydra)
         return any(one.outcome.status != "ok" for one in ended)
 
     def _plan(self, jobs: Sequence[Job]) -> list[Planned]:
@@ -111,15 +117,31 @@ class FoldedSweeper(Sweeper):
         plan = []
         for job in jobs:
             try:
-                cfg = self.context.config_loader.load_sweep_config(self.config, job.overrides)
+                cfg = self._compose(job)
                 key = (str(cfg.stacks), *(o for o in job.overrides if is_stack_override(o)))
                 if key not in found:
                     found[key] = cells(cfg, job.overrides)
-                own = OmegaConf.masked_copy(cfg, [str(k) for k in cfg if k != "hydra"])
-                plan.append(Planned(job, found[key], run_folder(own)))
+                plan.append(Planned(job, found[key], run_folder(cfg)))
             except (HydraException, OmegaConfBaseException) as error:
                 raise UserError(f"{' '.join(job.overrides)}: {' '.join(str(error).split())}") from None
         return plan
+
+    def _compose(self, job: Job) -> DictConfig:
+        cfg = self.context.config_loader.load_sweep_config(self.config, job.overrides)
+        return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+
+    def _give_up(self, ended: Sequence[Ended], folder: Path, began: str) -> None:
+        """Failed records for what jobs that were cut off leave unmade; this sweep's own records stand."""
+        for one in ended:
+            place = folder / str(one.number)
+            if one.outcome.status != "crashed" or not outcome.has_started(place):
+                continue
+            try:
+                cfg = self._compose(one.job)
+                config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+                give_up(config, cells(cfg, one.job.overrides), one.outcome.reason, printed(place), began)
+            except Exception as error:  # the report of all others is worth more
+                print(f"job {one.number}: what it left unmade is missing, not failed: {one_line(error)}", file=sys.stderr)
 
     def _folder(self) -> Path:
         """The sweep's own folder, new: an old one holds outcomes of other jobs under the same numbers."""
@@ -137,7 +159,7 @@ def _row(one: Ended, homes: Mapping[tuple[str, ...], Path]) -> dict[str, Any]:
     return {"job": one.number, "overrides": one.job.overrides, "run": str(homes[one.job.shared]), **asdict(one.outcome)}
 
 
-def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended]) -> None:
+def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: Any) -> None:
     """One report a run and, of several runs, one over all; how jobs and records went; last, where everything is."""
     told: list[Path] = []
     for run in runs:
@@ -154,7 +176,7 @@ def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended]) -> None:
     failures = [one for one in ended if one.outcome.status != "ok"]
     for one in failures:
         print(f"job {one.number} failed: {one.outcome.reason}", file=sys.stderr)
-        print(f"  again: python -m harness {_flags()}{shlex.join(one.job.overrides)}", file=sys.stderr)
+        print(f"  again: {again(one.job.overrides, hydra)}", file=sys.stderr)
     records = Counter(record["status"] for run in told for record in load_records(run).records)
     print(f"jobs: {len(ended) - len(failures)} ok, {len(failures)} failed; records: {_counts(records)}")
     for path in [*told, *([page] if len(told) > 1 else [])]:
@@ -164,12 +186,6 @@ def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended]) -> None:
 def _counts(records: Mapping[str, int]) -> str:
     known = dict.fromkeys(["ok", "failed", *records])
     return ", ".join(f"{records[status]} {status}" for status in known if status in records) or "none"
-
-
-def _flags() -> str:
-    """Where the command line looks for configurations beside ours."""
-    at = next((i for i, a in enumerate(sys.argv) if a in ("--config-dir", "-cd")), None)
-    return "" if at is None else f"--config-dir {shlex.quote(sys.argv[at + 1])} "
 
 
 def register() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+STACKS = ("raises", "exits", "is_killed", "is_lost")
 TINY = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[300]", "limit=2")
 SCORER = '''
 import os, signal
@@ -58,7 +60,7 @@ class Sweep:
         self.cwd = cwd
         (cwd / "conf" / "compress").mkdir(parents=True)
         (cwd / "faulty.py").write_text(SCORER)
-        for how in ("raises", "exits", "is_killed", "is_lost"):
+        for how in STACKS:
             (cwd / "conf" / "compress" / f"{how}.yaml").write_text(STACK.format(how=how))
         self.faults = cwd / "faults"
         self.faults.touch()
@@ -81,6 +83,12 @@ class Sweep:
         lines = [json.loads(line) for shard in shards for line in shard.read_text().splitlines()]
         return {record["key"]: record for record in lines}
 
+    def lines(self) -> list[dict[str, Any]]:
+        """All records ever written."""
+        return [
+            json.loads(line) for shard in self.cwd.glob("results/*/records-*.jsonl") for line in shard.read_text().splitlines()
+        ]
+
     def statuses(self) -> Counter[tuple[str, str]]:
         """How many records of each stack have each status."""
         return Counter((record["stack"], record["status"]) for record in self.records().values())
@@ -99,10 +107,20 @@ def survives(sweep: Sweep, launcher: Sequence[str], within: Sequence[str] = (), 
     assert "SIGKILL" in failed["compress=is_killed"]["reason"]
     assert f"jobs: 1 ok, {len(failed)} failed" in out.stdout
     assert all(f"compress={name}" in out.stderr for name in ("raises", "is_killed")), "what to type to run them again"
-    got = sweep.statuses()
-    assert got == {("full", "ok"): 2, ("int8", "ok"): 2, ("raises", "failed"): 2}, got
+    rows = {("full", "ok"): 2, ("int8", "ok"): 2, ("raises", "failed"): 2, ("is_killed", "failed"): 2}
+    assert sweep.statuses() == rows | {(name, "failed"): 2 for name in also}
+    assert f"records: 4 ok, {2 + 2 * (1 + len(also))} failed" in out.stdout
+    doubled = [record for record in sweep.lines() if record["attempt"] > 1 and record["stack"] != "raises"]
+    assert not doubled, "stacks that run again side by side share the full cache's records"
     folder = sweep.cwd / out.stdout.strip().splitlines()[-1]
-    assert "int8" in (folder / "points.csv").read_text() and (folder / "dashboard.html").exists()
+    killed = [record["error"] for record in sweep.lines() if record["stack"] == "is_killed"]
+    assert all("the job ended before this record was made: " in line and "SIGKILL" in line for line in killed), killed
+    assert all((folder / line.rsplit("(", 1)[1].rstrip(")")).is_file() for line in killed if "(failures/" in line), killed
+    with (folder / "points.csv").open() as file:
+        points = {row["stack"]: row for row in csv.DictReader(file)}
+    assert {name: row["n_failed"] for name, row in points.items()} == {name: str(2 * (name in STACKS)) for name in points}
+    assert points["int8"]["n"] == "2" and points["is_killed"]["n"] == "0" and points["is_killed"]["score"] == ""
+    assert (folder / "dashboard.html").exists()
 
     finished = {key for key, record in sweep.records().items() if record["status"] == "ok"}
     sweep.faults.unlink()

@@ -56,6 +56,8 @@ def limits(engine: Engine, lm: LM, wanted: Calibration) -> dict[str, Limits]:
     target = cache_root() / "calibration" / hashlib.sha256(address.encode()).hexdigest()[:16]
 
     def build(folder: Path) -> None:
+        if engine.model.device.type == "meta":
+            raise UserError("codec.calibration: its limits are not measured yet, which takes the model's weights")
         save_file(measure(engine, windows, wanted.percentile), folder / FILE)
 
     file = once(target, build, f"measuring keys and values on {about['tokens']} tokens of {wanted.corpus.name}") / FILE

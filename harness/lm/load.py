@@ -136,9 +136,30 @@ def load(spec: ModelSpec, attn: str = "sdpa") -> LM:
     directory = spec.directory()
     config = _config(directory)
     tokens = Tokenizer.load(directory, max_length=_positions(config), bytewise=spec.tokenizer == "bytes")
-    model = _weights(spec, directory, attn)
+    return _lm(spec, _weights(spec, directory, attn), tokens)
+
+
+def outline(spec: ModelSpec, attn: str = "sdpa") -> LM:
+    """A model without its weights: tokenizer, config and identity are those of `load`; tensors and end tokens are not.
+
+    It needs neither the device nor the memory of the model, only its small files. UserError as in `load`.
+    """
+    directory = spec.directory(weights=False)
+    config = _config(directory)
+    tokens = Tokenizer.load(directory, max_length=_positions(config), bytewise=spec.tokenizer == "bytes")
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=_DTYPES[spec.dtype], attn_implementation=attn, trust_remote_code=False
+            )
+    except _CANNOT_LOAD as error:
+        raise UserError(f"the model in {directory} cannot be laid out: {_first_line(error)}") from None
+    return _lm(spec, model, tokens)
+
+
+def _lm(spec: ModelSpec, model: Any, tokens: Tokenizer) -> LM:
     return LM(
-        model=model,
+        model=model.eval().requires_grad_(False),
         tokens=tokens,
         kv_dtype=_DTYPES[spec.kv_dtype],
         eos_ids=_stops(model, tokens),
@@ -186,7 +207,7 @@ def _weights(spec: ModelSpec, directory: Path, attn: str) -> Any:
         raise UserError(f"the model in {directory} cannot be loaded: {_first_line(error)}") from None
     if info["missing_keys"]:
         raise UserError(f"the model in {directory} lacks weights: {', '.join(sorted(info['missing_keys'])[:3])} ...")
-    return model.eval().requires_grad_(False)
+    return model
 
 
 def _stops(model: Any, tokens: Tokenizer) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from harness.kv.compat import shape_of
 from harness.lm.calibrate import ROLES, calibrated
 from harness.lm.deadline import TimedEngine
 from harness.lm.engine import Engine
-from harness.lm.load import LM, ModelSpec, load
+from harness.lm.load import LM, ModelSpec, load, outline
 from harness.lm.waves import parse_bytes
 from harness.run import identity
 from harness.run.cells import Cell, build
@@ -86,7 +86,7 @@ class Bench:
     cells: tuple[Cell, ...]  # their codecs calibrated
 
     def runner(self, store: Store[Work]) -> Any:
-        """What makes the records of this task: `works(examples, cells, seed)` and `run(works)`."""
+        """What makes the records of this task: `works(examples, cells, seed)`, `run(works)` and `recorder(works)`."""
         return RUNNERS[_kind(self.task)](self.lm, self.engine, self.task, store, self.setup)
 
     def works(self, runner: Any) -> list[Work]:
@@ -124,20 +124,24 @@ class Bench:
         return identity.manifest(self.config, self.lm.identity, about, [cell.name for cell in cells])
 
 
-def assemble(config: Mapping[str, Any], cells: Sequence[Cell]) -> Bench:
-    """Build and load everything a configuration names; UserError before any model loads where possible."""
+def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool = True) -> Bench:
+    """Build and load everything a configuration names; UserError before any model loads where possible.
+
+    Without weights the bench knows every record it would make, and can make none.
+    """
     options = Options.of(config)
     spec: ModelSpec = build(config["model"], "model")
     task: Task = build(config["task"], "task")
     several = len(options.seeds) > 1
     require(not several or _kind(task) != "lm_eval", "seed", list(options.seeds), "task=lm_eval takes one seed a run")
     corpus: Corpus | None = build(config["corpus"], "corpus") if getattr(task, "needs_corpus", True) else None
-    spec.check()
+    if weights:
+        spec.check()
     _check_heads(cells, spec)
     _check_calibration(cells)
     reproducible(options.seeds[0])
 
-    lm = load(spec, NAME)
+    lm = load(spec, NAME) if weights else outline(spec, NAME)
     engine = (
         Engine(lm.model, lm.kv_dtype, lm.eos_ids)
         if options.time_limit is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from harness.run.again import again
 from harness.run.assemble import assemble, run_id
 from harness.run.cells import build, cells, is_stack_override, key_of
 from harness.run.pareto import rank
@@ -86,16 +86,9 @@ def _show(store: Store[Work], overrides: Sequence[str]) -> int:
     counts += [f"{status[name]} {words}" for name, words in OTHERS.items() if status[name]]
     print(", ".join(counts))
     if status["failed"]:
-        print(f"only what failed runs again with: {_again(overrides)}")
+        hydra = HydraConfig.get() if HydraConfig.initialized() else None
+        print(f"only what failed runs again with: {again(overrides, hydra)}")
     return status["failed"]
-
-
-def _again(overrides: Sequence[str]) -> str:
-    """The command that makes what is missing: the same one, without what forces the rest."""
-    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
-    folders = [part for s in sources if s.provider == "command-line" for part in ("--config-dir", s.path)]
-    kept = [one for one in overrides if key_of(one) != "redo"]
-    return shlex.join(["python", "-m", "harness", *folders, *kept])
 
 
 def _quiet() -> None:

@@ -15,6 +15,7 @@ from hydra.types import RunMode
 from harness.lm.waves import one_line
 from harness.run import outcome
 from harness.run.outcome import Outcome
+from harness.run.supervise import TRACE
 from harness.types import UserError
 
 
@@ -44,7 +45,7 @@ def run(place: Path, work: Callable[[], tuple[Path, int]]) -> Outcome:
     except UserError as error:
         status, reason = "failed", str(error)
     except (Exception, SystemExit) as error:  # a method's sys.exit() must not end the jobs that come after it
-        trace = place / "traceback.txt"
+        trace = place / TRACE
         trace.write_text(traceback.format_exc(), encoding="utf-8")
         said = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else one_line(error)
         status, reason = "crashed", f"{said} ({trace})"

@@ -15,6 +15,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from harness.run.again import sources
 from harness.run.supervise import Command
 from harness.types import UserError
 
@@ -41,11 +42,9 @@ class CommandLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs; how they went stands in their folders, so there is nothing to return."""
         hydra, cwd = self.config.hydra, Path.cwd()
-        flags = [a for s in hydra.runtime.config_sources if s.provider == "command-line" for a in ("--config-dir", s.path)]
-        searched = [o for o in hydra.overrides.hydra if o.lstrip("+").startswith("hydra.searchpath")]
         sweep = cwd / str(hydra.sweep.dir)
         commands = [
-            Command(arguments=(*flags, *searched, *overrides), folder=str(sweep / str(number)), cwd=str(cwd))
+            Command(arguments=(*sources(hydra), *overrides), folder=str(sweep / str(number)), cwd=str(cwd))
             for number, overrides in enumerate(job_overrides, start=initial_job_idx)
         ]
         for command in commands:

@@ -67,9 +67,13 @@ class LmEvalRunner:
                 found.append(LmEvalWork(shown, prompt, cell, seed, name[:16], (name, part), document, requests))
         return found
 
+    def recorder(self, works: Sequence[Work]) -> Recorder:
+        """What writes these records."""
+        return Recorder(self.task, self.store, self.setup, works, self._named)
+
     def run(self, works: Sequence[Work]) -> list[str]:
         """Make what is missing, a line for each failure; then lm-eval's own results of every cell."""
-        with Recorder(self.task, self.store, self.setup, works) as recorder:
+        with self.recorder(works) as recorder:
 
             def done(replies: list[Replied]) -> None:
                 recorder.write([self._finish(recorder, reply) for reply in replies])
@@ -115,29 +119,24 @@ class LmEvalRunner:
             return (), str(error)
 
     def _unread(self, recorder: Recorder, work: Work) -> Record:
-        own = _of(work)
-        return recorder.record(own, **self._named(own), status="refused", error=self._encoded(own.document)[1])
+        return recorder.record(work, status="refused", error=self._encoded(_of(work).document)[1])
 
-    def _named(self, work: LmEvalWork) -> dict[str, Any]:
+    def _named(self, work: Work) -> dict[str, Any]:
         """What differs from task to task of a group."""
-        return {
-            "task": work.document.task,
-            "metric": self.task.metric,
-            "prompt_sha256": prompt_hash(work.requests),
-        }
+        own = _of(work)
+        return {"task": own.document.task, "metric": self.task.metric, "prompt_sha256": prompt_hash(own.requests)}
 
     def _finish(self, recorder: Recorder, reply: Replied) -> Record:
         work: LmEvalWork = reply.asked.tag
-        named = self._named(work)
         if reply.status == "failed":
-            return replace(recorder.failed(work, reply.error or "", reply.trace), **named)
+            return recorder.failed(work, reply.error or "", reply.trace)
         if reply.status != "ok":
-            return recorder.record(work, **named, status=reply.status, error=reply.error)
+            return recorder.record(work, status=reply.status, error=reply.error)
         try:
-            return recorder.record(work, **(named | recorder.measured(reply.main) | self._scored(work, reply)))
+            return recorder.record(work, **(recorder.measured(reply.main) | self._scored(work, reply)))
         except Exception as error:  # a metric of lm-eval that cannot take this answer: the others go on
             line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            return replace(recorder.failed(work, line, traceback.format_exc()), **named)
+            return recorder.failed(work, line, traceback.format_exc())
 
     def _scored(self, work: LmEvalWork, reply: Replied) -> dict[str, Any]:
         task, document = self.task.loaded.tasks[work.document.task], work.document

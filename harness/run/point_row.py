@@ -53,7 +53,7 @@ def rows(records: Iterable[Record], split: Sequence[str] = ()) -> list[dict[str,
 def _row(group: list[Record], base: dict[Any, Record]) -> dict[str, Any]:
     latest = {example_of(record): record for record in group}  # a re-run under new code replaces the old answer
     scored = {example: record for example, record in latest.items() if is_scored(record)}
-    first = group[-1]
+    first = next(reversed(scored.values()), group[-1])  # a record without an answer may not know how it is scored
     score, full, paired, reason = _compare(scored, base, first)
     lower = not first["higher_is_better"]
     return {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -57,7 +57,8 @@ class Work:
 class Recorder:
     """Writes the records of one invocation; use it as a context manager, which shows progress while it is open.
 
-    The bar counts the records that were missing at the start, whoever makes them.
+    `shared` gives the fields that all records of a work have, whatever becomes of it. The bar counts the records that were
+    missing at the start, whoever makes them.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Recorder:
         store: Store[Work],
         setup: Setup,
         works: Sequence[Work],
-        shared: Mapping[str, Any] = MappingProxyType({}),
+        shared: Callable[[Work], Mapping[str, Any]] = lambda work: {},
     ) -> None:
         self.task, self.store, self.setup, self.works, self.shared = task, store, setup, works, shared
         self.failures: list[str] = []
@@ -147,7 +148,7 @@ class Recorder:
     def record(self, work: Work, **fields: Any) -> Record:
         """A record with the fields that follow from the example, the cell and the run, and `fields`."""
         example, prompt, cell, task = work.example, work.prompt, work.cell, self.task
-        shared: dict[str, Any] = {
+        common: dict[str, Any] = {
             "key": work.key,
             "run_id": self.setup.run_id,
             "example_id": example.id,
@@ -176,7 +177,7 @@ class Recorder:
             "chance": task.chance,
             "seed": work.seed,
         }
-        return Record(**(shared | dict(self.shared) | fields))
+        return Record(**(common | dict(self.shared(work)) | fields))
 
 
 def works_of(

@@ -59,11 +59,12 @@ def run_all(jobs: Sequence[Job], launch: Launch, sweep: Path, say: Callable[[str
                 say(f"job {number}: {told.reason}; its stacks run again one by one")
                 divided += job.split()
             elif began and (len(job.stacks) > 1 or len(batch) > 1):
-                say(f"job {number} ended without a word ({error}); it runs again alone, stack by stack")
+                said = f" ({error})" if error else ""
+                say(f"job {number} ended without a word{said}; it runs again alone, stack by stack")
                 batches.extend([one] for one in job.split() or [job])
             else:
-                kind = "ended without a word" if began else "never started"
-                ended.append(Ended(number, job, Outcome(status="crashed", reason=f"{kind} ({error})")))
+                reason = ("ended without a word" if began else "never started") + (f" ({error})" if error else "")
+                ended.append(Ended(number, job, Outcome(status="crashed", reason=reason)))
         batches.extend(again for again in (divided, unstarted) if again)
     return ended
 

@@ -33,9 +33,13 @@ class Runner:
         prompts = [(e, tokens.prompt(e.context, e.question, e.answer_prefix, chat=chat)) for e in examples]
         return works_of(self.setup, self.task, prompts, cells, seed)
 
+    def recorder(self, works: Sequence[Work]) -> Recorder:
+        """What writes these records."""
+        return Recorder(self.task, self.store, self.setup, works)
+
     def run(self, works: Sequence[Work]) -> list[str]:
         """Make what is missing, a line for each failure; a wave's records are on disk before the next one starts."""
-        with Recorder(self.task, self.store, self.setup, works) as recorder:
+        with self.recorder(works) as recorder:
 
             def done(served: list[Served]) -> None:
                 recorder.write([self._finish(recorder, one) for one in served])

@@ -53,15 +53,19 @@ class StreamRunner:
         prompts = [(e, self.lm.tokens.prompt(e.context, "", "", chat=False)) for e in examples]
         return works_of(self.setup, self.task, prompts, cells, seed)
 
-    def run(self, works: Sequence[Work]) -> list[str]:
-        """Make what is missing, a line for each failure; a wave's records are on disk before the next one starts."""
+    def recorder(self, works: Sequence[Work]) -> Recorder:
+        """What writes these records."""
         shared = {
             "higher_is_better": False,
             "aggregate": "exp_weighted",
             "chance": float(self.vocabulary),
             "chunk": self.task.chunk,
         }
-        with Recorder(self.task, self.store, self.setup, works, shared) as recorder:
+        return Recorder(self.task, self.store, self.setup, works, lambda work: shared)
+
+    def run(self, works: Sequence[Work]) -> list[str]:
+        """Make what is missing, a line for each failure; a wave's records are on disk before the next one starts."""
+        with self.recorder(works) as recorder:
             for free in recorder.rounds():
                 for wave in self._waves(free, recorder):
                     recorder.write(run_halving(lambda part: self._wave(part, recorder), wave, recorder.failed))

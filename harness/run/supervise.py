@@ -18,7 +18,7 @@ from pathlib import Path
 from harness.run import outcome
 from harness.run.outcome import Outcome
 
-LOG = "log.txt"  # what a job printed, in its folder
+LOG, TRACE = "log.txt", "traceback.txt"  # what a job printed, and what ended it, in its folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,12 @@ class Command:
 
     def _environment(self) -> dict[str, str]:
         return {outcome.VARIABLE: self.folder, "TQDM_DISABLE": "1"}
+
+
+def printed(folder: Path) -> str:
+    """What is known of a job's end: its traceback, else all it printed; empty where there is neither."""
+    found = next((file for file in (folder / TRACE, folder / LOG) if file.exists()), None)
+    return "" if found is None else found.read_text(encoding="utf-8", errors="replace")
 
 
 def _name(number: int) -> str:

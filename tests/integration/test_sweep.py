@@ -34,7 +34,7 @@ def test_a_stack_that_calls_exit_is_one_failure_and_the_sweep_is_resumed(tmp_pat
     out = sweep.run("-m", "compress=exits,int8", "compress.points=[{}]")
     assert out.returncode == 1
     assert "sys.exit(7)" in out.stderr and "jobs: 1 ok, 1 failed" in out.stdout
-    assert sweep.statuses() == {("full", "ok"): 2, ("int8", "ok"): 2}
+    assert sweep.statuses() == {("full", "ok"): 2, ("int8", "ok"): 2, ("exits", "failed"): 2}
     sweep.faults.unlink()
     assert sweep.run("-m", "compress=exits,int8", "compress.points=[{}]").returncode == 0
     assert sweep.statuses() == {("full", "ok"): 2, ("int8", "ok"): 2, ("exits", "ok"): 2}

@@ -92,6 +92,8 @@ def test_failed_refused_truncated_and_missing_scores_are_counted_and_left_out() 
     assert counts == [7, 1, 1, 1, 1, 1]
     assert (made["n"], made["score"]) == (3, pytest.approx(2 / 3))
     assert "out of memory (1x)" in made["error"]
+    records[-1] |= {"status": "failed", "metric": "first", "higher_is_better": False}
+    assert (row(records, "h2o")["metric"], row(records, "h2o")["higher_is_better"]) == (made["metric"], True)
 
 
 def test_ratio_is_sum_over_sum_at_the_same_moment() -> None:

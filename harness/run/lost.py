@@ -1,0 +1,60 @@
+"""Makes failed records of what a dead process was to make, so that its loss shows where results are read.
+
+It loads no weights and knows no sweep and no launcher: it is told why the process ended and what it printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.run.assemble import assemble
+from harness.run.cells import Cell
+from harness.run.progress import state
+from harness.run.recorder import Work, asked
+from harness.run.store import Store
+
+WHY = "the job ended before this record was made"
+TAIL = 8192  # characters of what was printed
+
+
+def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, printed: str, since: str) -> int:
+    """Write a failed record for all that a configuration asks for and nobody made; returns how many.
+
+    Left alone are finished records, records of any kind written from `since` on, and what another process is busy with.
+    The same command tries failed records again.
+
+    Args:
+        config: the resolved configuration of the dead process.
+        found: its cells.
+        reason: how it ended, one line.
+        printed: its last output or its traceback; the end of it goes to a file in `failures/`.
+        since: UTC as in `written_at`.
+
+    Raises:
+        UserError: tokenizer, examples or limits of a calibrated codec cannot be had here, or the folder cannot be written.
+    """
+    bench = assemble({**config, "progress": False, "redo": False}, found, weights=False)
+    store: Store[Work] = Store(Path(config["results_dir"]) / bench.setup.run_id)
+    try:
+        runner = bench.runner(store)
+        works = bench.works(runner)
+        told = {record["key"] for record in store.records() if str(record["written_at"]) >= since}
+        with runner.recorder([work for work in works if work.key not in told]) as recorder:
+            lost = list(next(recorder.rounds(), ()))
+            if not lost:
+                return 0
+            line = f"{WHY}: {reason}"
+            if printed.strip():
+                file = Path("failures") / f"{lost[0].key[:16]}.txt"
+                store.write(file, lambda path: path.write_text(printed[-TAIL:], encoding="utf-8"))
+                line += f" ({file})"
+            recorder.write([recorder.record(work, status="failed", error=line) for work in lost])
+        if not {cell.name for cell in found} <= {cell.name for cell in state(store.folder).cells}:
+            store.write_manifest(
+                bench.manifest(found) | {"config": dict(config), "asked": asked(works)}
+            )  # the dead one did not come to it
+        return len(lost)
+    finally:
+        store.close()
