@@ -51,8 +51,9 @@ VALUES: dict[int, list[Tensor]] = {}  # of the context, per layer
 @lru_cache
 def read() -> tuple[dict[str, Row], Recorded]:
     """The context under every keep of the tree, and the queries and keys of the context."""
+    run = engine()  # made before the recording: it tries a few tokens of its own
     with recording(LAYERS, VALUES) as recorded:
-        prefix = engine().prefill(prose()[:CONTEXT], conf_tree.everything())
+        prefix = run.prefill(prose()[:CONTEXT], conf_tree.everything())
     names = conf_tree.members("keep")
     return {n: engine().compress(prefix, Stack(keep=conf_tree.keep(n, BUDGET))) for n in names}, recorded
 
@@ -144,6 +145,7 @@ def test_after_every_step(name: str) -> None:
     """200 tokens of context, 12 at once, then 12 one by one, teacher-forced."""
     stack, stream = Stack(keep=conf_tree.keep(name, STEP_BUDGET), phase="always"), iter(prose())
     calls = [[next(stream) for _ in range(n)] for n in CALLS]
+    engine()  # made before the recording
     with recording(LAYERS) as recorded:
         rows = [engine().compress(engine().prefill(calls[0], Needs(column_sums=True, queries=1)), stack)]
         for tokens in calls[1:]:

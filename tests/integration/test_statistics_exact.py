@@ -13,6 +13,7 @@ from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.oracles import keep as oracle
+from tests.recording import recording
 from tests.tiny_models import FAMILIES, ids, tiny
 
 EVERYTHING = Needs(column_sums=True, queries=8)
@@ -83,6 +84,22 @@ def test_recording_changes_no_output_bit(family: str) -> None:
     (_, x), (_, y) = (engine.feed([p.row], [ids(5, seed=1)]) for p in (plain, recorded))
     assert torch.equal(x, y)
     assert all(s.column_sums_HN is None and s.queries_QWD is None for s in plain.stats)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_query_moments_are_those_of_the_queries_before_their_rotation(family: str) -> None:
+    engine = tiny_models.engine(family)
+    with recording(engine.shape.full_layers) as recorded:
+        prefix = engine.prefill(ids(60), Needs(query_moments=True))
+    for layer in engine.shape.full_layers:
+        ((q, _),), rope = recorded[layer], engine.ropes[layer]
+        plain = (q if rope is None else rope.unrotate(q, torch.arange(60))).double()
+        stats = prefix.stats[layer]
+        assert stats.query_mean_QD is not None and stats.query_cov_QDD is not None
+        torch.testing.assert_close(stats.query_mean_QD.double(), plain.mean(1), atol=1e-5, rtol=1e-5)
+        wanted = torch.stack([one.T.cov(correction=0) for one in plain])
+        torch.testing.assert_close(stats.query_cov_QDD.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_only_what_is_asked_for_is_recorded() -> None:
