@@ -18,7 +18,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from harness.lm import sources
-from harness.lm.allocator import give_back_large_blocks
 from harness.lm.random_model import RandomModel
 from harness.lm.sources import Wheel
 from harness.lm.tokens import Tokenizer
@@ -131,7 +130,6 @@ def load(spec: ModelSpec, attn: str = "sdpa") -> LM:
     Raises:
         UserError: whatever cannot be had or read; one line.
     """
-    give_back_large_blocks()
     spec.check()
     directory = spec.directory()
     config = _config(directory)

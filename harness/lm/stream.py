@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.kv.cache import Row
+from harness.lm.allocator import give_back
 from harness.lm.engine import Engine
 from harness.stages.stack import Stack
 from harness.types import Bytes
+
+TRIM_EVERY = 16  # steps between two times that freed memory is given back
 
 Floats = NDArray[np.float32]
 
@@ -73,7 +76,7 @@ def start_row(engine: Engine, stack: Stack, total: int, seed: int) -> Row:
 def read(engine: Engine, wave: Sequence[Reading], chunk: int) -> list[Read]:
     """Read all documents of a wave to their ends; ids beyond what a row has seen are fed, each predicting the next."""
     out = [Read(reading.row, peak=reading.row.bytes().total) for reading in wave]
-    start = time.perf_counter()
+    start, steps = time.perf_counter(), 0
     while live := [i for i, reading in enumerate(wave) if out[i].row.seen < len(reading.ids) - 1]:
         chunks = [_next(wave[i], out[i].row.seen, chunk) for i in live]
         where = {i: b for b, i in enumerate(live)}
@@ -86,6 +89,9 @@ def read(engine: Engine, wave: Sequence[Reading], chunk: int) -> list[Read]:
             pairs = [layer[b] for layer in step.errors]
             old = out[i].errors or [(0.0, 0.0)] * len(pairs)
             out[i].errors = [(a + c, d + e) for (a, d), (c, e) in zip(old, pairs, strict=True)]
+        steps += 1
+        if steps % TRIM_EVERY == 0:
+            give_back()
     for one in out:
         one.seconds = time.perf_counter() - start
     return out
