@@ -76,6 +76,10 @@ class Row:
             return self.seen
         return self.slots[self.shape.full_layers[0]][0].part.n
 
+    def _window(self, part: Part) -> int | None:
+        """The sliding window of a part's layers."""
+        return self.shape.layers[part.heads.layers[0]].window
+
     @property
     def needs(self) -> Needs:
         """Statistics to record in the next forward."""
@@ -96,7 +100,7 @@ class Row:
         else:
             for group, kv in zip(run.groups, new, strict=True):
                 parts += self._first(run, group, kv, row)
-        slid = (self.shape.layers[part.heads.layers[0]].window for part in parts)
+        slid = (self._window(part) for part in parts)
         parts = [part if w is None else part.newest(w - 1) for part, w in zip(parts, slid, strict=True)]
         return replace(self, parts=tuple(parts), seen=self.seen + run.lengths[row])
 
@@ -159,7 +163,7 @@ class Row:
 
     def _encoded(self, part: Part, dtype: torch.dtype) -> Part:
         """The exact rows of a part as the stack stores them; sliding layers keep their own rule, but for the rotation."""
-        window = self.shape.layers[part.heads.layers[0]].window
+        window = self._window(part)
         stack = self.stack if window is None else Stack()
         view = dtype if stack.read == "cached" else None
         k, v = part.keys.exact(), part.values.exact()
@@ -174,7 +178,7 @@ class Row:
         """Keep the budget's rows in every full layer; layers that hold no more than it are left alone."""
         keep, budget = self.stack.keep, self.budget
         assert keep is not None and budget is not None
-        full = [part for part in self.parts if self.shape.layers[part.heads.layers[0]].window is None]
+        full = [part for part in self.parts if self._window(part) is None]
         ropes = self.ropes or (None,) * len(self.shape.layers)
         views = [part_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in full]
         choices = keep.choose(views, budget)
@@ -217,7 +221,7 @@ class Row:
         """Rows of full layers that were evicted or are stored inexactly, over layers and KV heads."""
         total = 0
         for part in self.parts:
-            if self.shape.layers[part.heads.layers[0]].window is None:
+            if self._window(part) is None:
                 inexact = max(s.n_encoded if s.codec.lossy else 0 for s in (part.keys, part.values))
                 total += part.heads.n * (self.seen - part.n + inexact)
         return total

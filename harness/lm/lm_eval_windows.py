@@ -19,6 +19,7 @@ from harness.lm.deadline import limited
 from harness.lm.engine import Engine, Prefix, Scored
 from harness.lm.lm_eval_requests import Window
 from harness.lm.serve import Job, Served, needs_of
+from harness.lm.stream import context_row
 from harness.lm.waves import MOST_ROWS, Forecast, one_line, run_halving
 from harness.stages.stack import Stack
 from harness.types import UserError
@@ -101,11 +102,7 @@ class WindowReader:
         for one in results:
             try:
                 job = one.served.job
-                if job.stack.chunked:
-                    row, _ = self.engine.read_chunked(ids, [self.engine.start(job.stack, len(ids), job.seed)])[0]
-                else:
-                    row = self.engine.compress(prefix, job.stack, job.seed)
-                ready.append((one, row))
+                ready.append((one, context_row(self.engine, prefix, ids, job.stack, job.seed)))
             except UserError as error:
                 one.served = replace(one.served, status="refused", error=str(error))
             except Exception as error:

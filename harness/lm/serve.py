@@ -141,10 +141,10 @@ class Server:
 
         for job in jobs:
             size = _attempt(job, lambda job=job: self._size(job, len(ids), 0))  # type: ignore[misc]
-            row = _attempt(job, lambda job=job: self.engine.start(job.stack, len(ids), job.seed))  # type: ignore[misc]
             if isinstance(size, Served):
                 done([size])
                 continue
+            row = _attempt(job, lambda job=job: self.engine.start(job.stack, len(ids), job.seed))  # type: ignore[misc]
             if isinstance(row, Served):
                 done([row])
                 continue

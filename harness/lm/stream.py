@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harness.kv.cache import Row
 from harness.lm.allocator import give_back
-from harness.lm.engine import Engine
+from harness.lm.engine import Engine, Prefix
 from harness.stages.stack import Stack
 from harness.types import Bytes
 
@@ -68,9 +68,11 @@ class Read:
         return self.full_byte_tokens / max(self.tokens, 1)
 
 
-def start_row(engine: Engine, stack: Stack, total: int, seed: int) -> Row:
-    """A row that compresses from the first chunk on; a fraction or byte budget is solved for `total` tokens (UserError)."""
-    return engine.start(stack, total, seed)
+def context_row(engine: Engine, prefix: Prefix, ids: Sequence[int], stack: Stack, seed: int) -> Row:
+    """A context under a stack: its exact prefix compressed, or `ids` read in chunks where the stack wants that (UserError)."""
+    if stack.chunked:
+        return engine.read_chunked(ids, [engine.start(stack, len(ids), seed)])[0][0]
+    return engine.compress(prefix, stack, seed)
 
 
 def read(engine: Engine, wave: Sequence[Reading], chunk: int) -> list[Read]:

@@ -19,7 +19,7 @@ from harness.lm.deadline import limited
 from harness.lm.engine import Engine
 from harness.lm.load import LM
 from harness.lm.serve import needs_of
-from harness.lm.stream import Read, Reading, read, start_row
+from harness.lm.stream import Read, Reading, context_row, read
 from harness.lm.waves import MOST_ROWS, Forecast, one_line, run_halving
 from harness.run.cells import Cell
 from harness.run.recorder import NOTHING, Recorder, Setup, Work, breakdown, works_of
@@ -123,11 +123,8 @@ class StreamRunner:
 
         def row(stack: Stack, seed: int) -> Row:
             if prefix is None:
-                return start_row(self.engine, stack, len(ids), seed)
-            if stack.chunked:
-                start = start_row(self.engine, stack, self.task.context, seed)
-                return self.engine.read_chunked(ids[: self.task.context], [start])[0][0]
-            return self.engine.compress(prefix, stack, seed)
+                return self.engine.start(stack, len(ids), seed)
+            return context_row(self.engine, prefix, ids[: self.task.context], stack, seed)
 
         if work[0].cell.stack.compresses:
             readings.append(Reading(ids=ids, row=row(Stack(), 0), reference=at))

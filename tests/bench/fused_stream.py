@@ -9,7 +9,7 @@ import sys
 
 from measure import best, engine, prose, setup
 
-from harness.lm.stream import Reading, read, start_row
+from harness.lm.stream import Reading, read
 
 TOKENS, CHUNK = (int(a) for a in [*sys.argv[1:], "256", "1"][:2])
 
@@ -21,7 +21,7 @@ ids = tuple(prose(lm, TOKENS))
 
 
 def stream(chosen: list) -> None:
-    wave = [Reading(ids=ids, row=start_row(run, cell.stack, TOKENS, 0), reference=0) for cell in chosen]
+    wave = [Reading(ids=ids, row=run.start(cell.stack, TOKENS, 0), reference=0) for cell in chosen]
     read(run, wave, CHUNK)
 
 

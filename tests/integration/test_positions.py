@@ -53,9 +53,8 @@ def test_case_15_decoding_after_eviction_equals_a_fresh_run_on_what_was_kept(pha
     assert row.seen == 303
 
 
-@pytest.mark.parametrize("family", ROTARY)
-def test_without_eviction_both_modes_agree(family: str) -> None:
-    engine = tiny_models.engine(family)
+def in_both_modes(engine: Engine) -> list[Tensor]:
+    """Last logits of one text at original positions and at cache positions, nothing evicted."""
     logits = []
     for positions in ("original", "cache"):
         stack = Stack(keep=conf_tree.keep("streaming", 200), phase="always", positions=positions)
@@ -63,7 +62,12 @@ def test_without_eviction_both_modes_agree(family: str) -> None:
         for n in (5, 1, 1):
             (row,), last = engine.feed([row], [ids(n, seed=n)])
         logits.append(last)
-    torch.testing.assert_close(*logits, atol=2e-5, rtol=2e-5)
+    return logits
+
+
+@pytest.mark.parametrize("family", ROTARY)
+def test_without_eviction_both_modes_agree(family: str) -> None:
+    torch.testing.assert_close(*in_both_modes(tiny_models.engine(family)), atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("family", ROTARY)

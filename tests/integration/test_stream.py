@@ -13,7 +13,7 @@ import torch
 
 from harness.kv.compat import forward
 from harness.lm.engine import Engine
-from harness.lm.stream import Read, Reading, read, start_row
+from harness.lm.stream import Read, Reading, read
 from harness.stages.budget.amount import Amount
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.keep import Keep
@@ -36,7 +36,7 @@ def engine() -> Engine:
 def run(engine: Engine, documents: list[list[int]], stacks: list[Stack], chunk: int) -> list[Read]:
     """Every document under every stack, all in one wave; the first stack of each is the reference."""
     readings = [
-        Reading(ids=tuple(ids), row=start_row(engine, stack, len(ids), 0), reference=d * len(stacks))
+        Reading(ids=tuple(ids), row=engine.start(stack, len(ids), 0), reference=d * len(stacks))
         for d, ids in enumerate(documents)
         for stack in stacks
     ]
@@ -91,7 +91,7 @@ def test_extreme_compression_changes_likelihoods_of_every_document(engine: Engin
 
 def test_memory_of_an_evicting_stream_is_flat_and_bounded(engine: Engine) -> None:
     ids = tiny_models.ids(400)
-    (reading,) = [Reading(ids=tuple(ids), row=start_row(engine, Stack(keep=HEAVY, phase="always"), 400, 0), reference=0)]
+    (reading,) = [Reading(ids=tuple(ids), row=engine.start(Stack(keep=HEAVY, phase="always"), 400, 0), reference=0)]
     (out,) = read(engine, [reading], 16)
     assert {n for layer in out.row.held() for n in layer} == {24}
     short = read(engine, [Reading(ids=tuple(ids[:100]), row=reading.row, reference=0)], 16)[0]

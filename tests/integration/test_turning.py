@@ -14,6 +14,7 @@ from harness.stages.stack import Stack
 from harness.types import UserError
 from tests import conf_tree
 from tests.integration.test_families import SUPPORTED, config
+from tests.integration.test_positions import in_both_modes
 from tests.recording import recording
 from tests.tiny_models import SHAPE, build, ids
 
@@ -32,14 +33,7 @@ ODD: dict[str, Callable[[], PretrainedConfig]] = {
 def test_both_modes_of_positions_agree_without_eviction(name: str) -> None:
     engine = Engine(build(SUPPORTED[name](), "kv_harness"), torch.float32)
     assert None not in engine.ropes and not engine.rope_moves
-    logits = []
-    for positions in ("original", "cache"):
-        stack = Stack(keep=conf_tree.keep("streaming", 200), phase="always", positions=positions)
-        row = engine.compress(engine.prefill(ids(60)), stack)
-        for n in (5, 1, 1):
-            (row,), last = engine.feed([row], [ids(n, seed=n)])
-        logits.append(last)
-    torch.testing.assert_close(*logits, atol=3e-5, rtol=3e-5)
+    torch.testing.assert_close(*in_both_modes(engine), atol=3e-5, rtol=3e-5)
     with recording(tuple(range(len(engine.shape.layers)))) as recorded:
         engine.prefill(ids(50))
     for layer, rope in enumerate(engine.ropes):
