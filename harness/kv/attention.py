@@ -48,7 +48,7 @@ class Forward:
     starts: Sequence[int] | None = None  # position of each row's first new token; None: as many as it has seen
     unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated to their place in the cache
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
-    errors: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # [layer][row]: |out - ref|^2, |ref|^2
+    errors: dict[int, Tensor] = field(default_factory=dict)  # of a layer, [B, 2]: |out - ref|^2, |ref|^2
     new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     stats: dict[int, list[Stats]] = field(default_factory=dict)
     masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
@@ -149,13 +149,17 @@ def attend(
             out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - n))
         for i, row in enumerate(rows):
             outputs[row] = out[i : i + 1]
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     if run.reference is not None:
-        run.errors[layer] = [_distance(out, outputs[at]) for out, at in zip(outputs, run.reference, strict=True)]
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)), None
+        run.errors[layer] = _distances(joined, run.reference)
+    return joined, None
 
 
-def _distance(out: Tensor, reference: Tensor) -> tuple[float, float]:
-    return float((out.float() - reference.float()).square().sum()), float(reference.float().square().sum())
+def _distances(out: Tensor, reference: Sequence[int]) -> Tensor:
+    """[B, 2]: squared distance of each row's output to that of its reference row, and the squared size of the latter."""
+    flat = out.float().flatten(1)
+    wanted = flat[torch.tensor(list(reference), device=out.device)]
+    return torch.stack(((flat - wanted).square().sum(1), wanted.square().sum(1)), 1)
 
 
 @dataclass(frozen=True)

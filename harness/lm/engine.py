@@ -70,12 +70,15 @@ class Scored:
 
 @dataclass(frozen=True)
 class Step:
-    """Rows after a chunk, its logits [B, L, V], bytes before eviction, and attention-output errors [layer][row]."""
+    """Rows after a chunk, its logits [B, L, V], bytes before eviction, and attention-output errors.
+
+    errors: fp64 [layers, B, 2], for each row |out - reference|^2 and |reference|^2 summed over the chunk.
+    """
 
     rows: list[Row]
     logits_BLV: Tensor
     grown_bytes: list[int]
-    errors: list[list[tuple[float, float]]]
+    errors: Tensor
 
 
 class Engine:
@@ -162,7 +165,8 @@ class Engine:
         """Feed each row its own chunk and keep all logits: one step of a stream."""
         grown, run, logits = self._forward(rows, ids, every=True, reference=reference)
         settled = [row.settled(run, b) for b, row in enumerate(grown)]
-        return Step(settled, logits, [row.bytes().total for row in grown], [run.errors[i] for i in sorted(run.errors)])
+        errors = [run.errors[i].double().cpu() for i in sorted(run.errors)]
+        return Step(settled, logits, [row.bytes().total for row in grown], torch.stack(errors) if errors else torch.empty(0))
 
     @torch.inference_mode()
     def answer(self, asks: Sequence[Ask]) -> list[Answer]:

@@ -49,7 +49,7 @@ class Read:
     tokens: int = 0
     peak: int = 0
     most: Bytes = field(default_factory=lambda: Bytes({}, {}))
-    errors: list[tuple[float, float]] = field(default_factory=list)  # per layer: |out - ref|^2, |ref|^2
+    errors: Tensor = field(default_factory=lambda: torch.zeros(()))  # fp64 [layers, 2]: |out - ref|^2, |ref|^2
     seconds: float = 0.0
 
     def curve(self, name: str) -> Floats:
@@ -88,9 +88,7 @@ def read(engine: Engine, wave: Sequence[Reading], chunk: int) -> list[Read]:
             _record(out[i], step.rows[b], step.grown_bytes[b], len(fed), engine)
             logits_LV = step.logits_BLV[b, : len(fed)]
             _score(out[i], logits_LV, step.logits_BLV[where[wave[i].reference], : len(fed)], targets)
-            pairs = [layer[b] for layer in step.errors]
-            old = out[i].errors or [(0.0, 0.0)] * len(pairs)
-            out[i].errors = [(a + c, d + e) for (a, d), (c, e) in zip(old, pairs, strict=True)]
+            out[i].errors = out[i].errors + step.errors[:, b]
         steps += 1
         if steps % TRIM_EVERY == 0:
             give_back()

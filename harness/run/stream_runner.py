@@ -139,7 +139,7 @@ class StreamRunner:
         scored_text = self.lm.tokens.decode(reading.ids[first:])
         nothing = row.stack.compresses and row.touched() == 0
         held = [n for layer in row.held() for n in layer]
-        ratios = [math.sqrt(num / den) if den else 0.0 for num, den in out.errors]
+        ratios = [math.sqrt(num / den) if den else 0.0 for num, den in out.errors.tolist()]
         return recorder.record(
             work,
             status="not_exercised" if nothing else "ok",

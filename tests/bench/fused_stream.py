@@ -1,6 +1,6 @@
 """Sixteen stacks over one stream: each alone against all in lockstep. Prints tokens per second of both and their ratio.
 
-python tests/bench/fused_stream.py [tokens] [chunk]
+python tests/bench/fused_stream.py [tokens] [chunk] [repeats]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from measure import best, engine, prose, setup
 
 from harness.lm.stream import Reading, read
 
-TOKENS, CHUNK = (int(a) for a in [*sys.argv[1:], "256", "1"][:2])
+TOKENS, CHUNK, REPEATS = (int(a) for a in [*sys.argv[1:], *["256", "1", "1"][len(sys.argv) - 1 :]])
 
 lm, cells = setup("stacks=[int8,int4,streaming,h2o,sink_h2o_int8,window]")
 cells = [c for c in cells if c.stack.keep is None or c.stack.evicts_steps][:16]
@@ -30,7 +30,7 @@ def alone() -> None:
         stream([cell])
 
 
-times = best({"fused": lambda: stream(cells), "alone": alone}, 1)
+times = best({"fused": lambda: stream(cells), "alone": alone}, REPEATS)
 for name, seconds in times.items():
     print(f"{name}: {16 * TOKENS / seconds:.1f} tokens a second over 16 stacks")
 print(f"ratio {times['alone'] / times['fused']:.2f} at chunk {CHUNK}, {TOKENS} tokens")
