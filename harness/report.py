@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.run import dashboard, table
+from harness.run.atomic import replace
+from harness.run.contrast import contrasts
 from harness.run.curves import curves
 from harness.run.pareto import rank
 from harness.run.points import points
@@ -18,13 +20,14 @@ from harness.run.shards import latest, load_records
 from harness.types import UserError
 
 
-def merge(folders: Sequence[Path], out: Path) -> None:
+def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> None:
     """Print the merged table and write one dashboard; points of different runs are never ranked against each other.
 
-    A folder of runs stands for all of them. A record that stands in several folders (a copied run) counts once.
+    A folder of runs stands for all of them. A record that stands in several folders (a copied run) counts once. With
+    labels in `against`, all points are also compared with those, and contrasts.csv is written beside the page.
 
     Raises:
-        UserError: a folder is missing or holds no records of ours.
+        UserError: a folder is missing or holds no records of ours, or no point has a label of `against`.
     """
     found_records: list[dict[str, Any]] = []
     manifests: dict[str, dict[str, Any]] = {}
@@ -45,9 +48,15 @@ def merge(folders: Sequence[Path], out: Path) -> None:
         print(f"{total - len(records)} earlier record(s) with the key of a later one: the latest counts")
     ranked = rank(points(records))
     found = curves(Path(), records, ranked)
+    paired = contrasts(records, against)
     table.show(ranked)
-    for line in found.problems:
+    table.show_contrasts(paired.frame)
+    for line in (*paired.problems, *found.problems):
         print(line)
+    if against:
+        beside = out.parent / "contrasts.csv"
+        replace(beside, lambda path: paired.frame.to_csv(path, index=False))
+        print(beside)
     dashboard.write(records, out, manifests, found)
     print(out)
 
@@ -76,9 +85,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "runs", nargs="+", type=Path, metavar="RUN", help="run folders such as results/<run_id>, or folders of them"
     )
     parser.add_argument("--out", type=Path, default=Path("dashboard.html"), metavar="F", help="page to write")
+    parser.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="LABEL",
+        help="also compare all points with this one, paired (repeatable)",
+    )
     options = parser.parse_args(arguments)
     try:
-        merge(options.runs, options.out)
+        merge(options.runs, options.out, options.against)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

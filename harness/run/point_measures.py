@@ -34,7 +34,7 @@ def by_order(records: Sequence[Record]) -> dict[str, float]:
     for record in records:
         if record.get("order") is not None:
             scores[record["order"] == 1].append(number(record["score"]))
-    return {"score_first": _mean(scores[True]), "score_later": _mean(scores[False])}
+    return {"score_first": mean(scores[True]), "score_later": mean(scores[False])}
 
 
 def fidelity(records: Sequence[Record]) -> dict[str, float]:
@@ -60,28 +60,29 @@ def sizes(records: Sequence[Record]) -> dict[str, float]:
     final, full_final = column("kv_bytes_final"), column("kv_bytes_full_final")
     most = full_final if any(record.get("chunk") for record in records) else full  # a time mean has no peak to compare
     parts = {
-        f"{sort}_{kind}": _mean([number(record["bytes"].get(sort, {}).get(kind)) for record in records])
+        f"{sort}_{kind}": mean([number(record["bytes"].get(sort, {}).get(kind)) for record in records])
         for sort in ("allocated", "logical")
         for kind in BYTE_KINDS
     }
     return {
-        "bytes_context": _mean(context),
-        "bytes_full": _mean(full),
-        "ratio": _ratio(context, full),
-        "bytes_final": _mean(final),
-        "bytes_full_final": _mean(full_final),
-        "ratio_final": _ratio(final, full_final),
+        "bytes_context": mean(context),
+        "bytes_full": mean(full),
+        "ratio": ratio(context, full),
+        "bytes_final": mean(final),
+        "bytes_full_final": mean(full_final),
+        "ratio_final": ratio(final, full_final),
         "bytes_peak": _max(column("kv_bytes_peak")),
         "bytes_peak_prefill": _max(column("kv_bytes_peak_prefill")),
         "peak_exceeds_full": bool((column("kv_bytes_peak_prefill") > most).any()),
         **parts,
         "bytes_logical": float(np.sum([parts[f"logical_{kind}"] for kind in BYTE_KINDS])),
-        "tokens_seen": _mean(column("tokens_seen")),
-        "tokens_kept": _mean(column("tokens_kept")),
+        "tokens_seen": mean(column("tokens_seen")),
+        "tokens_kept": mean(column("tokens_kept")),
     }
 
 
-def _mean(values: Any) -> float:
+def mean(values: Any) -> float:
+    """Mean of the known values; NaN where nothing is."""
     known = np.asarray(values, dtype=float)
     known = known[~np.isnan(known)]
     return float(known.mean()) if len(known) else math.nan
@@ -92,7 +93,8 @@ def _max(values: np.ndarray[Any, Any]) -> float:
     return float(known.max()) if len(known) else math.nan
 
 
-def _ratio(part: np.ndarray[Any, Any], whole: np.ndarray[Any, Any]) -> float:
+def ratio(part: np.ndarray[Any, Any], whole: np.ndarray[Any, Any]) -> float:
+    """Sum over sum where both are known; NaN where nothing is."""
     both = ~(np.isnan(part) | np.isnan(whole))
     return float(part[both].sum() / whole[both].sum()) if whole[both].sum() > 0 else math.nan
 

@@ -1,7 +1,7 @@
 """One row of the points table from the records of one configuration; it knows no file and no data frame.
 
-Pairing rule: a difference to the full cache is only taken within one run, over the same examples with the same prompt
-hash and seed, under the same attention function. Otherwise it is empty and a text says why.
+Pairing rule: a difference to the full cache, or to another point, is only taken within one run, over the same examples
+with the same prompt hash and seed, under the same attention function. Otherwise it is empty and a text says why.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,34 +28,69 @@ RUN_GROUP = ("run_id", "model", "task", "query_aware", "attn")
 _NO_SCORE = Estimate(math.nan, UNKNOWN)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The records of one configuration of one run, and what the points table calls it there.
+
+    `latest` and `scored` are by `example_of`; a re-run under new code replaces the old answer.
+    """
+
+    label: str
+    run: tuple[Any, ...]  # values of RUN_GROUP, then of the split; labels are unique within
+    extra: tuple[Any, ...]  # values of the split alone
+    group: list[Record]
+    latest: dict[Any, Record]
+    scored: dict[Any, Record]
+
+    @property
+    def first(self) -> Record:
+        """A record for what all have in common; one without an answer may not know how it is scored."""
+        return next(reversed(self.scored.values()), self.group[-1])
+
+
+class Comparison(NamedTuple):
+    """A point beside another one on the point's examples; `reason` says why there is no difference."""
+
+    score: Estimate
+    other: Estimate
+    paired: Estimate  # score minus other
+    reason: str | None = None
+    shared: Sequence[Any] = ()  # examples that both were scored on
+
+
 def rows(records: Iterable[Record], split: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Rows of all configurations in the order they first appear, split further by the named record fields."""
-    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    records = list(records)
     bases: dict[tuple[Any, ...], dict[Any, Record]] = defaultdict(dict)
     for record in records:
-        extra = tuple(record[name] for name in split)
-        groups[(*configuration(record), *extra)].append(record)
         if record["stack"] == BASE:
-            bases[(*(record[name] for name in RUN_GROUP), *extra)][example_of(record)] = record
-    table = []
-    taken: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
-    for key, group in groups.items():
-        extra = tuple(group[0][name] for name in split)
-        run = tuple(group[0][name] for name in RUN_GROUP)
-        row = dict(zip(split, extra, strict=True)) | _row(group, bases.get((*run, *extra), {}))
-        same = taken[(*run, row["label"])]  # configurations that would read alike get a number
-        own = key[: len(key) - len(split)]
-        same += [] if own in same else [own]
-        row["label"] += f" #{same.index(own) + 1}" if own != same[0] else ""
-        table.append(row)
-    return table
+            bases[tuple(record[name] for name in (*RUN_GROUP, *split))][example_of(record)] = record
+    found = configurations(records, split)
+    return [dict(zip(split, point.extra, strict=True)) | _row(point, bases.get(point.run, {})) for point in found]
 
 
-def _row(group: list[Record], base: dict[Any, Record]) -> dict[str, Any]:
-    latest = {example_of(record): record for record in group}  # a re-run under new code replaces the old answer
-    scored = {example: record for example, record in latest.items() if is_scored(record)}
-    first = next(reversed(scored.values()), group[-1])  # a record without an answer may not know how it is scored
-    score, full, paired, reason = _compare(scored, base, first)
+def configurations(records: Iterable[Record], split: Sequence[str] = ()) -> list[Point]:
+    """The points of these records in the order they first appear; those that would read alike get a number."""
+    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        groups[(*configuration(record), *(record[name] for name in split))].append(record)
+    found = []
+    taken: dict[tuple[Any, ...], int] = defaultdict(int)
+    for group in groups.values():
+        latest = {example_of(record): record for record in group}
+        scored = {example: record for example, record in latest.items() if is_scored(record)}
+        run = tuple(group[0][name] for name in (*RUN_GROUP, *split))
+        point = Point(label="", run=run, extra=run[len(RUN_GROUP) :], group=group, latest=latest, scored=scored)
+        label = _budget(point.first)["label"]
+        taken[(*run, label)] += 1
+        same = taken[(*run, label)]
+        found.append(replace(point, label=label if same == 1 else f"{label} #{same}"))
+    return found
+
+
+def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
+    first, scored, latest = point.first, point.scored, point.latest
+    found = _against_full(point, base)
     lower = not first["higher_is_better"]
     return {
         **{name: first[name] for name in ("run_id", "model", "task", "metric", "stack", "query_aware", "positions")},
@@ -63,14 +99,15 @@ def _row(group: list[Record], base: dict[Any, Record]) -> dict[str, Any]:
         "stack_config": _json(first["stack_config"]),
         "seeds": ",".join(str(seed) for seed in sorted({record["seed"] for record in latest.values()})),
         **_budget(first),
-        **_counts(group, latest, scored),
-        **_spread("score", score),
-        **_spread("full", full, value="full_score"),
-        **_spread("diff", paired, value="diff_to_full"),
-        "mcnemar_p": paired.p_value,
-        "diff_reason": reason,
-        "vs_full": verdict(score, full, paired, higher_is_better=not lower, relative=lower),
-        "discriminative": _discriminative(full, first["chance"], lower),
+        "label": point.label,
+        **_counts(point),
+        **spread("score", found.score),
+        **spread("full", found.other, value="full_score"),
+        **spread("diff", found.paired, value="diff_to_full"),
+        "mcnemar_p": found.paired.p_value,
+        "diff_reason": found.reason,
+        "vs_full": verdict(found.score, found.other, found.paired, higher_is_better=not lower, relative=lower),
+        "discriminative": _discriminative(found.other, first["chance"], lower),
         **sizes(list(scored.values())),
         "effective_bits": effective_bits(scored, base),
         "chunk": number(first.get("chunk")),
@@ -106,45 +143,56 @@ def _sample(records: Sequence[Record]) -> Sample:
     return Sample(scores, np.array([float(record["weight"]) for record in records]), np.array(groups, dtype=object))
 
 
-def _compare(
-    scored: dict[Any, Record], base: dict[Any, Record], first: Record
-) -> tuple[Estimate, Estimate, Estimate, str | None]:
-    """(score, full score, paired difference, why a difference is missing)."""
-    how = first["aggregate"]
-    if not scored:
-        return _NO_SCORE, _NO_SCORE, _NO_SCORE, "no scored example"
-    sample = _sample(list(scored.values()))
+def _against_full(point: Point, base: dict[Any, Record]) -> Comparison:
+    first = point.first
+    if point.scored and first["stack"] == BASE:
+        score = estimate(_sample(list(point.scored.values())), first["aggregate"])
+        return Comparison(score, score, _NO_SCORE, "this is the full cache")
+    found = compare(point, base, "the full cache")
+    if point.scored and not base:
+        return found._replace(reason=f"no full-cache records in run {first['run_id']} with attn={first['attn']}")
+    return found
+
+
+def compare(point: Point, base: Mapping[Any, Record], name: str) -> Comparison:
+    """The point beside the records of a base, by `example_of`, on the point's scored examples.
+
+    The base must be of the same `run`. It is called `name` in the reason that stands in place of a difference when it
+    lacks a score for one of these examples.
+    """
+    if not point.scored:
+        return Comparison(_NO_SCORE, _NO_SCORE, _NO_SCORE, "no scored example")
+    how, sample = point.first["aggregate"], _sample(list(point.scored.values()))
     score = estimate(sample, how)
-    if first["stack"] == BASE:
-        return score, score, _NO_SCORE, "this is the full cache"
-    if not base:
-        return score, _NO_SCORE, _NO_SCORE, f"no full-cache records in run {first['run_id']} with attn={first['attn']}"
-    shared = [example for example in scored if example in base and is_scored(base[example])]
-    if len(shared) < len(scored):
-        reason = f"the full cache was scored on {len(shared)} of these {len(scored)} prompts (same hash and seed)"
-        return score, _NO_SCORE, _NO_SCORE, reason
+    shared = [example for example in point.scored if example in base and is_scored(base[example])]
+    if len(shared) < len(point.scored):
+        lacks = f"{name} was scored on {len(shared)} of these {len(point.scored)} prompts (same hash and seed)"
+        return Comparison(score, _NO_SCORE, _NO_SCORE, lacks, shared)
     reference = _sample([base[example] for example in shared])
     paired = difference(sample, reference, how)
-    return score, estimate(reference, how), paired, None if math.isfinite(paired.value) else "a score is not finite"
+    reason = None if math.isfinite(paired.value) else "a score is not finite"
+    return Comparison(score, estimate(reference, how), paired, reason, shared)
 
 
-def _spread(prefix: str, what: Estimate, value: str | None = None) -> dict[str, float]:
+def spread(prefix: str, what: Estimate, value: str | None = None) -> dict[str, float]:
+    """Three columns of an estimate: its value under `value` (else the prefix), and both ends of its interval."""
     return {value or prefix: what.value, f"{prefix}_lo": what.interval.low, f"{prefix}_hi": what.interval.high}
 
 
-def _counts(group: list[Record], latest: dict[Any, Record], scored: dict[Any, Record]) -> dict[str, Any]:
+def _counts(point: Point) -> dict[str, Any]:
+    latest = point.latest
     status = Counter(record["status"] for record in latest.values())
     whole = [record for record in latest.values() if record["status"] in ("ok", "not_exercised")]
     errors = Counter(record["error"] for record in latest.values() if record["error"])
     return {
-        "n": len(scored),
+        "n": len(point.scored),
         "n_prompts": len(latest),
         "n_failed": status["failed"],
         "n_refused": status["refused"],
         "n_not_exercised": status["not_exercised"],
         "n_truncated": sum(bool(record["truncated"]) for record in whole),
         "n_unscored": sum(math.isnan(number(record["score"])) and not record["truncated"] for record in whole),
-        "n_superseded": len(group) - len(latest),
+        "n_superseded": len(point.group) - len(latest),
         "error": "; ".join(f"{text} ({count}x)" for text, count in errors.most_common(3)) or None,
     }
 

@@ -1,4 +1,4 @@
-"""The points table for a terminal; it takes a ranked points table and returns text, and computes nothing.
+"""Points and contrasts for a terminal; it takes a ranked points table or a contrasts table, and computes nothing.
 
 Works without a terminal too: then the width is fixed.
 """
@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.run.pareto import GROUP
-from harness.run.point_row import BASE
-from harness.run.units import iec, interval_text, score_text, share_text, signed
+from harness.run.point_row import BASE, RUN_GROUP
+from harness.run.units import iec, interval_text, score_text, share_text, signed, small
 
 WIDTH = 120
 _VERDICTS = {"equal within noise": "= full", "clearly below": "clearly below", "": "–"}
@@ -33,19 +33,33 @@ def text(ranked: pd.DataFrame, width: int = WIDTH) -> str:
 
 def show(ranked: pd.DataFrame, console: Console | None = None) -> None:
     """Print one table per run and mode, sorted by bytes, with what could not be scored below it."""
-    if console is None:
-        console = Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
+    console = console or _console()
     for _, group in ranked.groupby(list(GROUP), sort=False):
         console.print(_table(group))
 
 
-def _table(group: pd.DataFrame) -> Group:
-    first = group.iloc[0]
+def show_contrasts(contrasts: pd.DataFrame, console: Console | None = None) -> None:
+    """Print one table per run, mode and point that others are compared with, sorted as the points table."""
+    console = console or _console()
+    for _, group in contrasts.groupby([*RUN_GROUP, "against"], sort=False):
+        console.print(_contrast_table(group))
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
+
+
+def _empty(first: pd.Series[Any], what: str = "") -> Table:
     mode = "query-aware" if first["query_aware"] else "query-agnostic"
     better = "higher" if first["higher_is_better"] else "lower"
-    title = f"{first['model']} · {first['task']} · {mode} · {first['metric']} ({better} is better)"
+    title = f"{first['model']} · {first['task']} · {mode} · {first['metric']} ({better} is better){what}"
     table = Table(title=escape(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("stack", overflow="fold", min_width=12)
+    return table
+
+
+def _table(group: pd.DataFrame) -> Group:
+    table = _empty(group.iloc[0])
     for name in ("n", "score [95 %]", "vs full [95 %, paired]"):
         table.add_column(name, justify="right" if name == "n" else "left", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
@@ -100,3 +114,45 @@ def problems(row: pd.Series[Any]) -> list[str]:
 
 def _base_only(name: str, row: pd.Series[Any]) -> bool:
     return name == "n_not_exercised" and row["stack"] == BASE
+
+
+def _contrast_table(group: pd.DataFrame) -> Group:
+    against = group["against"].iloc[0]
+    table = _empty(group.iloc[0], f" · against {against}")
+    for name in ("n", "score", "against"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("difference [95 %, paired]", no_wrap=True)
+    table.add_column("McNemar p", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("bytes to it", justify="right", no_wrap=True)
+    for _, row in group.sort_values(["bytes_context", "label"], na_position="last").iterrows():
+        table.add_row(*_contrast_cells(row))
+    return Group(table, Text("\n".join(_contrast_notes(group, against)), style="italic"), Text(""))
+
+
+def _contrast_cells(row: pd.Series[Any]) -> tuple[str, ...]:
+    simulated = "simulated" in (row["storage"], row["against_storage"])
+    return (
+        escape(row["label"]),
+        str(row["n_shared"]),
+        score_text(row["score"]),
+        score_text(row["against_score"]),
+        f"{signed(row['diff_to_against'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip(),
+        small(row["mcnemar_p"]),
+        row["verdict"] or "–",
+        share_text(row["bytes_ratio"]) + ("*" if simulated else ""),
+    )
+
+
+def _contrast_notes(group: pd.DataFrame, against: str) -> list[str]:
+    lines = [f"difference: the stack minus {against} on the same prompts; above is better, below is worse, whatever the sign."]
+    lines.append("Every interval and p stands for itself: none is adjusted for how many points are compared.")
+    if (group[["storage", "against_storage"]] == "simulated").any(axis=None):
+        lines.append("*: simulated storage; the bytes are what a packed store would hold.")
+    for reason, rows in group.groupby("reason", sort=False):
+        lines.append(f"no comparison: {reason}: {', '.join(rows['label'])}")
+    for _, row in group[group["reason"].isna() & (group["n"] < group["against_n"])].iterrows():
+        lines.append(
+            f"{row['label']}: on the {row['n_shared']} of {row['against_n']} prompts of {against} that it was scored on"
+        )
+    return lines
