@@ -10,13 +10,16 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
+from harness.composition import CompositionError, said
 from harness.run import job
 from harness.run.command import check_arguments, execute, is_sweep
 from harness.run.fold import deferred
 from harness.sweep import register
 from harness.types import UserError
 
+FULL_ERROR = "HYDRA_FULL_ERROR"
 CONF = str(Path(__file__).parents[1] / "conf")
 
 
@@ -30,8 +33,8 @@ def main(cfg: DictConfig) -> None:
         return
     try:
         folder, failed = execute(cfg, overrides)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    except (UserError, OmegaConfBaseException) as error:
+        sys.exit(f"error: {error if isinstance(error, UserError) else said(error)}")
     except KeyboardInterrupt:
         sys.exit("interrupted: finished records are safe, the same command goes on from there")
     print(folder)
@@ -51,4 +54,11 @@ if __name__ == "__main__":
     if is_sweep(sys.argv[1:]):
         sys.argv[1:] = deferred(sys.argv[1:])
     register()
-    main()
+    wants_trace = os.environ.get(FULL_ERROR, "0") == "1"
+    os.environ[FULL_ERROR] = "1"  # Hydra then raises its errors, instead of printing them in ten lines
+    try:
+        main()
+    except CompositionError as error:
+        if wants_trace:
+            raise
+        sys.exit(f"error: {said(error)}")

@@ -18,14 +18,13 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from harness import report
+from harness.composition import CompositionError, said
 from harness.lm.waves import one_line
 from harness.run import outcome, table
 from harness.run.again import again
@@ -122,8 +121,8 @@ class FoldedSweeper(Sweeper):
                 if key not in found:
                     found[key] = cells(cfg, job.overrides)
                 plan.append(Planned(job, found[key], run_folder(cfg)))
-            except (HydraException, OmegaConfBaseException) as error:
-                raise UserError(f"{' '.join(job.overrides)}: {' '.join(str(error).split())}") from None
+            except CompositionError as error:
+                raise UserError(f"{' '.join(job.overrides)}: {said(error)}") from None
         return plan
 
     def _compose(self, job: Job) -> DictConfig:

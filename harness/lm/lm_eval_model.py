@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.errors import HydraException
 from lm_eval.api import model as lm_eval_model
 from lm_eval.api.registry import register_model
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from harness.composition import CompositionError, said
 from harness.kv.attention import NAME
 from harness.lm.calibrate import calibrated
 from harness.lm.engine import Engine
@@ -80,8 +79,8 @@ def _composed(changes: Sequence[str]) -> Any:
         config = hydra.compose("config", overrides=list(changes))
         OmegaConf.resolve(config.compress)
         return config
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"model_args {' '.join(changes)}: {str(error).strip().splitlines()[0]}") from None
+    except CompositionError as error:
+        raise UserError(f"model_args {' '.join(changes)}: {said(error)}") from None
 
 
 def _built(config: Mapping[str, Any], where: str) -> Any:

@@ -19,10 +19,10 @@ from typing import Any
 import hydra
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from hydra.utils import instantiate
 from torch import Tensor
 
+from harness.composition import CompositionError, said
 from harness.kv.attention import NAME
 from harness.lm.engine import Engine
 from harness.lm.load import LM, load
@@ -135,9 +135,8 @@ def _composed(arguments: Sequence[str]) -> tuple[Any, Calibration]:
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             return instantiate(hydra.compose("config", overrides=model).model, _convert_="all"), how
-    except HydraException as error:
-        cause = error.__cause__ if isinstance(error.__cause__, UserError) else error
-        raise UserError(str(cause).strip().splitlines()[0]) from None
+    except CompositionError as error:
+        raise UserError(str(error.__cause__) if isinstance(error.__cause__, UserError) else said(error)) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from harness.composition import CompositionError, said
 from harness.run.identity import digest
 from harness.stages.stack import Stack
 from harness.types import UserError, require
@@ -91,10 +90,8 @@ def _compose(name: str, changes: Sequence[str]) -> DictConfig:
         compress: DictConfig = hydra.compose("config", overrides=[f"compress={name}", *changes]).compress
         OmegaConf.resolve(compress)
         return compress
-    except HydraException as error:
-        raise UserError(f"stack {name!r}: {' '.join(str(error).split('Config search path')[0].split())}") from None
-    except OmegaConfBaseException as error:
-        raise UserError(f"stack {name!r}: {_first_line(error)}") from None
+    except CompositionError as error:
+        raise UserError(f"stack {name!r}: {said(error)}") from None
 
 
 def _stack_cells(name: str, changes: Sequence[str]) -> list[Cell]:

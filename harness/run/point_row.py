@@ -56,6 +56,7 @@ class Comparison(NamedTuple):
     paired: Estimate  # score minus other
     reason: str | None = None
     shared: Sequence[Any] = ()  # examples that both were scored on
+    nats: Estimate = _NO_SCORE  # the same of negative log-likelihoods per token, where scores are perplexities
 
 
 def rows(records: Iterable[Record], split: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -104,6 +105,7 @@ def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
         **spread("score", found.score),
         **spread("full", found.other, value="full_score"),
         **spread("diff", found.paired, value="diff_to_full"),
+        **spread("nll_diff", found.nats),
         "mcnemar_p": found.paired.p_value,
         "diff_reason": found.reason,
         "vs_full": verdict(found.score, found.other, found.paired, higher_is_better=not lower, relative=lower),
@@ -171,7 +173,8 @@ def compare(point: Point, base: Mapping[Any, Record], name: str) -> Comparison:
     reference = _sample([base[example] for example in shared])
     paired = difference(sample, reference, how)
     reason = None if math.isfinite(paired.value) else "a score is not finite"
-    return Comparison(score, estimate(reference, how), paired, reason, shared)
+    nats = difference(sample, reference, "mean") if how == "exp_weighted" else _NO_SCORE
+    return Comparison(score, estimate(reference, how), paired, reason, shared, nats)
 
 
 def spread(prefix: str, what: Estimate, value: str | None = None) -> dict[str, float]:

@@ -29,6 +29,7 @@ COLUMNS: dict[str, str] = {
     "n_superseded": _INT,
     **dict.fromkeys(("score", "score_lo", "score_hi", "full_score", "full_lo", "full_hi"), _FLOAT),
     **dict.fromkeys(("diff_to_full", "diff_lo", "diff_hi", "mcnemar_p"), _FLOAT),
+    **dict.fromkeys(("nll_diff", "nll_diff_lo", "nll_diff_hi"), _FLOAT),
     **dict.fromkeys(("diff_reason", "vs_full", "aggregate"), _STRING),
     "higher_is_better": _BOOL,
     "chance": _FLOAT,
@@ -50,7 +51,8 @@ def points(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     Bytes are means over the scored examples (peaks are maxima), ratios are sums over sums (stack / full, same samples,
     same moment). `label` names the stack and its budget. Columns about the full cache are over the same prompts only,
     or empty with the reason in `diff_reason`. For streams `bytes_context` and `bytes_full` are time means, the kinds are
-    as held at the end, `chunk` is set, and fidelity is a mean over tokens (empty for other tasks). `score_first` and
+    as held at the end, `chunk` is set, and fidelity is a mean over tokens and `nll_diff` the
+    paired difference to the full cache in nats a token (both empty for other tasks). `score_first` and
     `score_later` are of the first and the later questions, where a context has several.
     """
     return _frame(point_row.rows(records), COLUMNS)

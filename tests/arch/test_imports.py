@@ -9,7 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")])
-ORDER = ("types", "package_data", "stages", "kv", "lm", "run", "command")  # harness/*.py beside them are commands
+ORDER = (
+    "types",
+    "package_data",
+    "composition",
+    "stages",
+    "kv",
+    "lm",
+    "run",
+    "command",
+)  # harness/*.py beside them are commands
 TASKS_MAY_SEE = ("types", "package_data")
 
 

@@ -153,6 +153,7 @@ def test_perplexity_columns() -> None:
     right = math.exp(sum(w * s for w, s in zip(weights, [2.1, 2.6, 3.1], strict=True)) / sum(weights))
     assert made["score"] == pytest.approx(right)
     assert made["diff_to_full"] == pytest.approx(right - right / math.exp(0.1))
+    assert made["nll_diff"] == pytest.approx(0.1) and made["nll_diff_lo"] <= 0.1 <= made["nll_diff_hi"]
     assert not made["higher_is_better"]
     assert made["discriminative"]
 
