@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,7 +20,7 @@ from harness.lm.engine import Engine, Prefix, Scored
 from harness.lm.lm_eval_requests import Window
 from harness.lm.serve import Job, Served, needs_of
 from harness.lm.stream import context_row
-from harness.lm.waves import MOST_ROWS, Forecast, one_line, run_halving
+from harness.lm.waves import Forecast, fill, one_line, run_halving
 from harness.stages.stack import Stack
 from harness.types import UserError
 
@@ -83,7 +83,7 @@ class WindowReader:
                     one.served = _served(one.served, start.row, start.row, 0, 0.0)
             return
         prefix, ready = self._compressed(ids[:half], results)
-        for wave in self._waves(ready, len(ids)):
+        for wave in fill(ready, lambda one, _: self._size(one[1], len(ids)), self.limit):
             begin = time.perf_counter()
             outcomes = run_halving(lambda part: self._rest(part, ids), wave, _failure)
             seconds = time.perf_counter() - begin
@@ -109,18 +109,8 @@ class WindowReader:
                 one.served = _failed(one.served, error)
         return prefix, ready
 
-    def _waves(self, ready: Sequence[tuple[WindowServed, Row]], total: int) -> Iterator[list[tuple[WindowServed, Row]]]:
-        wave: list[tuple[WindowServed, Row]] = []
-        used = 0
-        for one, row in ready:
-            size = self.forecast.row(row.stack, row.seen, total - row.seen) + 3 * CHUNK * 4 * self.forecast.vocabulary
-            if wave and (used + size > self.limit or len(wave) >= MOST_ROWS):
-                yield wave
-                wave, used = [], 0
-            wave.append((one, row))
-            used += size
-        if wave:
-            yield wave
+    def _size(self, row: Row, total: int) -> int:
+        return self.forecast.row(row.stack, row.seen, total - row.seen) + 3 * CHUNK * 4 * self.forecast.vocabulary
 
     def _rest(self, part: Sequence[tuple[WindowServed, Row]], ids: Sequence[int]) -> list[_Tokenwise | tuple[str, str]]:
         with limited(self.engine):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -57,6 +57,21 @@ class Forecast:
         if stack.read == "cached":
             store += sum(layer.row_bytes(self.itemsize) for layer in self.shape.layers) * held
         return store + 2 * decoded + 4 * self.vocabulary
+
+
+def fill(items: Iterable[Item], size: Callable[[Item, Sequence[Item]], int], limit: int) -> Iterator[list[Item]]:
+    """Waves in the order of the items; size(item, wave) is the bytes that the item adds to the wave so far."""
+    wave: list[Item] = []
+    used = 0
+    for item in items:
+        more = size(item, wave)
+        if wave and (used + more > limit or len(wave) >= MOST_ROWS):
+            yield wave
+            wave, used, more = [], 0, size(item, ())
+        wave.append(item)
+        used += more
+    if wave:
+        yield wave
 
 
 def one_line(error: BaseException) -> str:

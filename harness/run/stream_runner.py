@@ -20,7 +20,7 @@ from harness.lm.engine import Engine
 from harness.lm.load import LM
 from harness.lm.serve import needs_of
 from harness.lm.stream import Read, Reading, context_row, read
-from harness.lm.waves import MOST_ROWS, Forecast, one_line, run_halving
+from harness.lm.waves import Forecast, fill, one_line, run_halving
 from harness.run.cells import Cell
 from harness.run.recorder import NOTHING, Recorder, Setup, Work, breakdown, works_of
 from harness.run.store import Store
@@ -67,32 +67,27 @@ class StreamRunner:
         """Make what is missing, a line for each failure; a wave's records are on disk before the next one starts."""
         with self.recorder(works) as recorder:
             for free in recorder.rounds():
-                for wave in self._waves(free, recorder):
+                for wave in fill(self._possible(free, recorder), self._added, self.setup.memory_limit):
                     recorder.write(run_halving(lambda part: self._wave(part, recorder), wave, recorder.failed))
             return recorder.failures
 
-    def _waves(self, todo: Iterable[Work], recorder: Recorder) -> Iterator[list[Work]]:
-        """As many rows as fit the memory limit, a reference row for every document among them counted too."""
-        wave: list[Work] = []
-        used = 0
+    def _possible(self, todo: Iterable[Work], recorder: Recorder) -> Iterator[Work]:
+        """Works whose row can be had; the others get their record at once."""
         for work in todo:
-            total = len(work.prompt.ids)
             try:
-                size = self._size(work.cell.stack, total)
+                self._size(work.cell.stack, len(work.prompt.ids))
             except UserError as error:
                 recorder.write([recorder.record(work, status="refused", error=str(error))])
-                continue
             except MemoryError as error:
                 recorder.write([recorder.failed(work, one_line(error), "")])
-                continue
-            base = 0 if any(w.prompt.sha256 == work.prompt.sha256 for w in wave) else self._size(Stack(), total)
-            if wave and (used + base + size > self.setup.memory_limit or len(wave) >= MOST_ROWS):
-                yield wave
-                wave, used, base = [], 0, self._size(Stack(), total)
-            wave.append(work)
-            used += base + size
-        if wave:
-            yield wave
+            else:
+                yield work
+
+    def _added(self, work: Work, wave: Sequence[Work]) -> int:
+        """Bytes that a work adds to a wave: its row's, and a reference row's if it is the first of its document."""
+        total = len(work.prompt.ids)
+        new = all(other.prompt.sha256 != work.prompt.sha256 for other in wave)
+        return self._size(work.cell.stack, total) + (self._size(Stack(), total) if new else 0)
 
     def _size(self, stack: Stack, total: int) -> int:
         if stack.keep is not None and stack.phase == "prefill" and not self.task.context:

@@ -1,0 +1,25 @@
+"""Waves keep the order of what they are filled with and stay under the limit, whatever an item adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.lm.waves import MOST_ROWS, fill
+
+
+def added(item: tuple[str, int], wave: Sequence[tuple[str, int]]) -> int:
+    """An item's own size, and 10 for the first of its document."""
+    return item[1] + (0 if any(item[0] == other[0] for other in wave) else 10)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40)), max_size=150), st.integers(50, 400))
+def test_waves_are_whole_ordered_and_as_full_as_they_can_be(items: list[tuple[str, int]], limit: int) -> None:
+    waves = list(fill(items, added, limit))
+    assert [item for wave in waves for item in wave] == items
+    for wave, after in zip(waves, [*waves[1:], None], strict=True):
+        total = sum(added(item, wave[:i]) for i, item in enumerate(wave))
+        assert 0 < len(wave) <= MOST_ROWS and total <= limit
+        assert after is None or len(wave) == MOST_ROWS or total + added(after[0], wave) > limit
