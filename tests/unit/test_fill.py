@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from harness.lm.waves import MOST_ROWS, fill
 
@@ -15,8 +15,11 @@ def added(item: tuple[str, int], wave: Sequence[tuple[str, int]]) -> int:
     return item[1] + (0 if any(item[0] == other[0] for other in wave) else 10)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40)), max_size=150), st.integers(50, 400))
-def test_waves_are_whole_ordered_and_as_full_as_they_can_be(items: list[tuple[str, int]], limit: int) -> None:
+@pytest.mark.parametrize("limit", [50, 70, 400, 4000])
+@pytest.mark.parametrize("n", [0, 1, 2, 150])
+def test_waves_are_whole_ordered_and_as_full_as_they_can_be(n: int, limit: int) -> None:
+    draw = random.Random(n)
+    items = [(draw.choice("abc"), draw.randint(1, 40)) for _ in range(n)]
     waves = list(fill(items, added, limit))
     assert [item for wave in waves for item in wave] == items
     for wave, after in zip(waves, [*waves[1:], None], strict=True):
