@@ -22,7 +22,7 @@ def test_waves_are_whole_ordered_and_as_full_as_they_can_be(n: int, limit: int) 
     items = [(draw.choice("abc"), draw.randint(1, 40)) for _ in range(n)]
     waves = list(fill(items, added, limit))
     assert [item for wave in waves for item in wave] == items
-    for wave, after in zip(waves, [*waves[1:], None], strict=True):
+    for wave, after in zip(waves, [*waves[1:], None][: len(waves)], strict=True):
         total = sum(added(item, wave[:i]) for i, item in enumerate(wave))
         assert 0 < len(wave) <= MOST_ROWS and total <= limit
         assert after is None or len(wave) == MOST_ROWS or total + added(after[0], wave) > limit
