@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 ARGS ?=
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-fast test-lowest test-ray check bench ci-deps clean
@@ -18,7 +19,7 @@ run: .venv/ready ## environment, model, the default experiment, frontier and das
 	$(PY) -m harness $(ARGS)
 
 test: .venv/ready ## every test, the slow ones too
-	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest $(ARGS)
+	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-fast: .venv/ready ## the tests that need no real model
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest -m "not slow" $(ARGS)
