@@ -106,7 +106,7 @@ def _line(row: pd.Series[Any], part: pd.DataFrame, look: Look) -> go.Scatter:
         marker={"symbol": [look.marker(row["storage"])] * len(part), "color": look.colour, "size": size},
         text=[_bucket(bucket) for _, bucket in part.iterrows()],
         hovertemplate=f"%{{text}}<br>{about}<extra></extra>",
-        meta=values,
+        meta={"kl": values["kl"]},
     )
 
 

@@ -1,7 +1,7 @@
 """Score, or paired difference to the full cache, against bytes, from ranked tables and looks; it knows no record and no HTML.
 
-What the page can switch travels along: bytes or share of the full cache and the two views in each trace's `meta`, axes
-and lines of a view beside the figure, which is made in the view of scores.
+The figure is made in the view of scores. What the page can switch travels along: bytes or share of the full cache and the
+paired view of a trace in its `meta`, axes and lines of both views beside the figure.
 """
 
 from __future__ import annotations
@@ -78,11 +78,10 @@ def _stack_trace(points: pd.DataFrame, look: Look, paired: Paired | None, *, fir
     points = drawable(points)
     if points.empty:
         return None
-    values = _values(points, look, paired)
     stack = points["stack"].iloc[0]
     return go.Scatter(
         x=points["bytes_context"].tolist(),
-        y=values["score"]["y"],
+        y=points["score"].tolist(),
         name=stack,
         legendgroup=stack,
         legendrank=look.rank,
@@ -91,10 +90,11 @@ def _stack_trace(points: pd.DataFrame, look: Look, paired: Paired | None, *, fir
         cliponaxis=False,
         line={"color": look.faded(0.3), "width": 1.2, "dash": look.dash},
         marker=_marker(points, look),
-        error_y=values["score"]["bars"],
+        error_y={"type": "data", "symmetric": False, "width": 0}
+        | _bars(points[["score", "score_lo", "score_hi"]], thickness=1, color=look.faded(0.4)),
         customdata=[hover(row) for _, row in points.iterrows()],
         hovertemplate="%{customdata}<extra></extra>",
-        meta=_sizes(points) | values,
+        meta=_sizes(points) | _in_pairs(points, paired, look),
     )
 
 
@@ -109,18 +109,24 @@ def _marker(points: pd.DataFrame, look: Look) -> dict[str, Any]:
     }
 
 
-def _values(points: pd.DataFrame, look: Look, paired: Paired | None) -> dict[str, dict[str, Any]]:
-    """Y and its bars by view; bars of scores overlap and stay faint, those of differences are what the view is for."""
-    values = {"score": _with_bars(points[["score", "score_lo", "score_hi"]], thickness=1.0, color=look.faded(0.4))}
-    if paired is not None:
-        values["paired"] = _with_bars(paired.points.loc[points.index], thickness=1.6, color=look.faded(0.8))
-    return values
-
-
-def _with_bars(table: pd.DataFrame, **style: Any) -> dict[str, Any]:
+def _bars(table: pd.DataFrame, **style: Any) -> dict[str, Any]:
+    """Ends of the intervals of a table of (value, low end, high end); none where there is no interval."""
     y, low, high = (table[name] for name in table.columns)
-    ends = {"array": (high - y).fillna(0).tolist(), "arrayminus": (y - low).fillna(0).tolist()}
-    return {"y": _or_none(y), "bars": {"type": "data", "symmetric": False, "width": 0, **ends, **style}}
+    return {"array": _short((high - y).fillna(0)), "arrayminus": _short((y - low).fillna(0)), **style}
+
+
+def _in_pairs(points: pd.DataFrame, paired: Paired | None, look: Look | None = None) -> dict[str, Any]:
+    """What a trace shows in the paired view, with bars where it has a look; they are what that view is for, so not faint."""
+    if paired is None:
+        return {}
+    own = paired.points.loc[points.index]
+    bars = {"bars": _bars(own, thickness=1.6, color=look.faded(0.8))} if look else {}
+    return {"paired": {"y": _short(own["y"]), **bars}}
+
+
+def _short(column: pd.Series[Any]) -> list[float | None]:
+    """Six digits, as much as a screen can show."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in column]
 
 
 def _sizes(points: pd.DataFrame) -> dict[str, Any]:
@@ -134,11 +140,10 @@ def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.S
     beyond = points.loc[points.index.intersection(paired.edge.index)]
     if beyond.empty:
         return None
-    nowhere = [None] * len(beyond)
     stack = beyond["stack"].iloc[0]
     return go.Scatter(
         x=beyond["bytes_context"].tolist(),
-        y=nowhere,
+        y=[None] * len(beyond),
         name=stack,
         legendgroup=stack,
         showlegend=False,
@@ -150,7 +155,7 @@ def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.S
         textfont={"size": 11, "color": INK},
         customdata=[hover(row) for _, row in beyond.iterrows()],
         hovertemplate="%{customdata}<extra></extra>",
-        meta=_sizes(beyond) | {"score": {"y": nowhere}, "paired": {"y": paired.edge[beyond.index].tolist()}, "edge": True},
+        meta=_sizes(beyond) | {"paired": {"y": paired.edge[beyond.index].tolist()}, "edge": True},
     )
 
 
@@ -158,12 +163,9 @@ def _frontier_trace(panel: pd.DataFrame, paired: Paired | None, *, first: bool) 
     front = panel[panel["on_frontier"]].sort_values(["bytes_context", "score"])
     if front.empty:
         return None
-    values = {"score": {"y": front["score"].tolist()}}
-    if paired is not None:
-        values["paired"] = {"y": _or_none(paired.points["y"][front.index])}
     return go.Scatter(
         x=front["bytes_context"].tolist(),
-        y=values["score"]["y"],
+        y=front["score"].tolist(),
         name="frontier",
         legendgroup="frontier",
         legendrank=FRONTIER_RANK,
@@ -172,7 +174,7 @@ def _frontier_trace(panel: pd.DataFrame, paired: Paired | None, *, first: bool) 
         mode="lines",
         line={"color": INK, "width": 2, "shape": "hv"},
         hoverinfo="skip",
-        meta=_sizes(front) | values,
+        meta=_sizes(front) | _in_pairs(front, paired),
     )
 
 

@@ -27,7 +27,7 @@ p{margin:0 0 10px} .quiet{color:#5b6470;font-size:14px} .small{font-size:13px}
 .card{background:#fff;border:1px solid #e1e5ea;border-radius:10px;padding:18px 20px;margin:14px 0}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(300px,1fr));gap:14px;margin:14px 0}
 .facts .card{margin:0} .facts b.big{display:block;font-size:19px;line-height:1.3;overflow-wrap:anywhere}
-.head{display:flex;flex-wrap:wrap;gap:8px 18px;align-items:center;justify-content:space-between}
+.head{display:flex;flex-wrap:wrap;gap:8px 18px;align-items:center;justify-content:space-between;margin-bottom:6px}
 .switches{display:flex;flex-wrap:wrap;gap:8px 14px;align-items:center;font-size:13px;color:#5b6470}
 .switch{display:inline-flex;border:1px solid #c9d0d8;border-radius:7px;overflow:hidden}
 .switch button{font:inherit;color:#1b1f24;background:#fff;border:0;padding:4px 12px;cursor:pointer}

@@ -93,19 +93,17 @@ def shown(known: pd.DataFrame, *, cut: bool) -> tuple[float, float]:
 
 def note(section: pd.DataFrame, paired: Paired) -> str:
     """How to read the view, then which points lie beyond its default range and which have no difference, as HTML."""
-    rows = section.loc[paired.edge.index].assign(y=paired.points["y"]).sort_values("y", ascending=False)
-    beyond = [f"{_name(row, section)} {signed_small(row['y'])}" for _, row in rows.iterrows()]
+    far = paired.points.loc[paired.edge.index, "y"].sort_values(ascending=False)
+    beyond = [f"{_name(section.loc[index], section)} {signed_small(value)}" for index, value in far.items()]
     gone = section.loc[paired.points.index[~paired.points["y"].map(math.isfinite)]]
     without = [f"{_name(row, section)} ({row['diff_reason']})" for _, row in gone.iterrows()]
     lines = [_NOTE]
     if beyond:
-        lines.append(
-            f"<b>{_count(beyond, 'lies', 'lie')} above the range</b> (↑ at its edge; double click shows all), {_unit(section)}: {_list(beyond)}"
-        )
+        told = f"{_count(beyond, 'lies', 'lie')} above the range"
+        lines.append(f"<b>{told}</b> (↑ at its edge; double click shows all), {escape(_unit(section))}: {_list(beyond)}")
     if without:
-        lines.append(
-            f"<b>{_count(without, 'has', 'have')} no paired difference</b> and no place in this view: {_list(without)}"
-        )
+        told = f"{_count(without, 'has', 'have')} no paired difference"
+        lines.append(f"<b>{told}</b> and no place in this view: {_list(without)}")
     return "<br>".join(lines)
 
 
@@ -125,7 +123,7 @@ def _title(section: pd.DataFrame) -> str:
     first = section.iloc[0]
     better = "higher" if first["higher_is_better"] else "lower"
     if not _in_nats(section):
-        return f"{first['metric']} minus the full cache's ({better} is better)"
+        return f"{first['metric']} minus that of the full cache ({better} is better)"
     return f"{_unit(section)} above the full cache (lower is better)"
 
 

@@ -59,9 +59,10 @@ function dress(plot, figure) {
   const view = store.views[plot.id][name];
   const scale = document.querySelector(`[data-plot="${plot.id}"][data-action=yscale] [aria-pressed=true]`);
   for (const trace of figure.data) {
+    trace.meta.score ??= {y: trace.y, bars: {...trace.error_y}};
     const own = trace.meta[name];
     trace.y = own.y;
-    if (own.bars) Object.assign(trace.error_y, own.bars);
+    if (trace.error_y) Object.assign(trace.error_y, own.bars);
   }
   for (const key of Object.keys(figure.layout).filter(key => /^yaxis[0-9]*$/.test(key))) {
     const axis = figure.layout[key];
@@ -112,6 +113,7 @@ const actions = {
     return Plotly.update(plot, {x: index.map(i => plot.data[i].meta[unit])}, layout, index);
   },
   measure(plot, name) {
+    for (const trace of plot.data) trace.meta.perplexity ??= trace.y;  // what it is drawn with at first
     return Plotly.update(plot, {y: plot.data.map(trace => trace.meta[name])},
       {'yaxis.title.text': store.titles[plot.id][name], 'yaxis.autorange': true});
   },

@@ -42,8 +42,8 @@ def signed(value: float) -> str:
 
 
 def signed_small(value: float) -> str:
-    """A difference near zero with its sign: two significant digits, missing as a dash."""
-    return f"{value:+.2g}" if math.isfinite(value) else "–"
+    """A difference near zero with its sign: two significant digits, whole numbers from 10; missing as a dash."""
+    return "–" if not math.isfinite(value) else f"{value:+#.2g}" if abs(value) < 9.95 else f"{value:+,.0f}"
 
 
 def share_text(ratio: float) -> str:
