@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from harness.run import dashboard
+from harness.run.curves import curves
+from harness.run.points import points
 from tests.record_factory import ROW, make, sha
 
 RUN = "smollm2-stream-5e5e5e5e"
@@ -54,3 +57,10 @@ def _record(
         metrics={"kl_to_full": float(kl.mean()), "top1_agreement": 1 - float(kl.mean()), "attention_error": 0.1, "nll_per_byte": 0.75},
     )  # fmt: skip
     return make(**fields | more)
+
+
+def write_streams(folder: Path, records: list[dict[str, Any]]) -> Path:
+    """The page of a stream run, with its curves."""
+    path = folder / "dashboard.html"
+    dashboard.write(records, path, None, curves(folder, records, points(records)))
+    return path

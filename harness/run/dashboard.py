@@ -12,10 +12,13 @@ import pandas as pd
 from harness.run import dashboard_curves as by_position
 from harness.run import dashboard_figures as figures
 from harness.run import dashboard_html as html
+from harness.run import dashboard_paired as by_pairs
 from harness.run.atomic import replace
 from harness.run.curves import Curves
+from harness.run.dashboard_frontier import frontier as frontier_figure
+from harness.run.dashboard_frontier import views
 from harness.run.dashboard_heat import heat
-from harness.run.dashboard_page import render, switch
+from harness.run.dashboard_page import only_in, render, switch
 from harness.run.dashboard_style import Look, looks
 from harness.run.dashboard_text import is_stream
 from harness.run.pareto import GROUP, frontier, rank
@@ -57,7 +60,7 @@ def write(
         raise UserError("there are no records to draw")
     ranked = rank(points(records))
     table = looks(ranked["stack"], BASE)
-    content: dict[str, Any] = {"figures": {}, "heat": {}, "titles": {}, "shown": {}}
+    content: dict[str, Any] = {"figures": {}, "heat": {}, "titles": {}, "views": {}, "shown": {}}
     grid = cells(records)
     sections = [
         _section(f"s{i}", section, grid, table, content, curves)
@@ -121,22 +124,34 @@ def _card(title: str, inner: str, note: str = "", controls: Iterable[str] = ()) 
     return f'<div class="card"><div class="head"><h3>{title}</h3>{right}</div>{quiet}{inner}</div>'
 
 
-def _plot(ident: str, figure: Any, content: dict[str, Any], unit: str = "") -> str:
-    """The element of a figure; with a unit of its x axis ("bytes" or "tokens") the page writes its ticks."""
+def _plot(ident: str, figure: Any, content: dict[str, Any], unit: str = "", view: str = "") -> str:
+    """The element of a figure; with a unit of its x axis ("bytes" or "tokens") the page writes its ticks.
+
+    A figure with a `view` opens in it.
+    """
     content["figures"][ident] = figure.to_plotly_json()
-    return f'<div id="{ident}"{f" data-unit={unit}" if unit else ""}></div>'
+    return f'<div id="{ident}"{f" data-unit={unit}" if unit else ""}{f" data-view={view}" if view else ""}></div>'
 
 
 def _frontier_card(ident: str, section: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]) -> str:
+    paired = by_pairs.of_section(section)
+    view = "paired" if paired is not None and is_stream(section.iloc[0]) else "score"
     controls = [
         switch(ident, "unit", {"bytes": "bytes", "ratio": "share of full"}),
         switch(ident, "xscale", {"log": "log", "linear": "linear"}),
     ]
     if not section["higher_is_better"].iloc[0]:
-        controls.append(switch(ident, "yscale", {"log": "score log", "linear": "score linear"}))
+        scale = switch(ident, "yscale", {"log": "score log", "linear": "score linear"})
+        controls.append(only_in(ident, "score", view, scale))
+    figure = frontier_figure(section, table, paired)
+    note = _LEGEND
+    if paired is not None:
+        controls.insert(0, switch(ident, "view", {"score": "score", "paired": "vs full (paired)"}, view))
+        content["views"][ident] = views(figure, paired)
+        note = only_in(ident, "score", view, _LEGEND) + only_in(ident, "paired", view, by_pairs.note(section, paired))
     content["titles"][ident] = figures.x_titles(section)
-    inner = _plot(ident, figures.frontier(section, table), content, "bytes")
-    return _card("Quality against KV bytes", inner, _LEGEND, controls)
+    inner = _plot(ident, figure, content, "bytes", view if paired is not None else "")
+    return _card("Quality against KV bytes", inner, note, controls)
 
 
 def _heat_card(ident: str, panel: pd.DataFrame, section: pd.DataFrame, grid: pd.DataFrame, content: dict[str, Any]) -> str:

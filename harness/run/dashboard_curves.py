@@ -12,13 +12,14 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from harness.run.dashboard_style import AXIS, Look, layout
+from harness.run.dashboard_style import AXIS, Look, layout, legend, legend_height
 from harness.run.dashboard_text import hover
 from harness.run.point_row import BASE
 from harness.run.units import score_text, small
 
 Y_TITLES = {"perplexity": "perplexity (lower is better)", "kl": "KL to the full cache, nats a token (lower is better)"}
 ALL = "all"
+_MARGIN = {"l": 64, "r": 16, "t": 24, "b": 60}
 _FIRST = 0.25  # share of the tokens kept that a page opens with
 
 
@@ -41,9 +42,9 @@ def by_position(lines: list[tuple[pd.Series[Any], pd.DataFrame]], looks: dict[st
         figure.add_trace(_line(row, part, looks[str(row["stack"])]).update(visible=visible))
     figure.update_layout(
         layout(
-            height=480,
-            margin={"l": 64, "r": 16, "t": 24, "b": 60},
-            legend={"groupclick": "toggleitem", "itemsizing": "constant", "font": {"size": 12}, "tracegroupgap": 2},
+            height=legend_height(sum(shown), 480, _MARGIN),
+            margin=_MARGIN,
+            legend=legend("toggleitem"),
             showlegend=True,
         )
     )
@@ -99,12 +100,13 @@ def _line(row: pd.Series[Any], part: pd.DataFrame, look: Look) -> go.Scatter:
         y=values["perplexity"],
         name=row["label"],
         legendgroup=row["stack"],
+        legendrank=look.rank,
         mode="lines+markers",
         line={"color": look.colour, "width": 2.4 if base else 1.6, "dash": look.dash},
         marker={"symbol": [look.marker(row["storage"])] * len(part), "color": look.colour, "size": size},
         text=[_bucket(bucket) for _, bucket in part.iterrows()],
         hovertemplate=f"%{{text}}<br>{about}<extra></extra>",
-        meta=values,
+        meta={"kl": values["kl"]},
     )
 
 

@@ -1,4 +1,4 @@
-"""The frame of a page: styles, the script that draws and switches, and Plotly itself, once; it knows no points.
+"""The frame of a page: styles, the script and Plotly itself, once; it knows no points.
 
 Nothing is fetched: the content security policy of the page forbids the browser any address outside the file.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from harness.run.dashboard_script import SCRIPT
 from harness.run.dashboard_style import FONT
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:"
@@ -26,7 +27,7 @@ p{margin:0 0 10px} .quiet{color:#5b6470;font-size:14px} .small{font-size:13px}
 .card{background:#fff;border:1px solid #e1e5ea;border-radius:10px;padding:18px 20px;margin:14px 0}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(300px,1fr));gap:14px;margin:14px 0}
 .facts .card{margin:0} .facts b.big{display:block;font-size:19px;line-height:1.3;overflow-wrap:anywhere}
-.head{display:flex;flex-wrap:wrap;gap:8px 18px;align-items:center;justify-content:space-between}
+.head{display:flex;flex-wrap:wrap;gap:8px 18px;align-items:center;justify-content:space-between;margin-bottom:6px}
 .switches{display:flex;flex-wrap:wrap;gap:8px 14px;align-items:center;font-size:13px;color:#5b6470}
 .switch{display:inline-flex;border:1px solid #c9d0d8;border-radius:7px;overflow:hidden}
 .switch button{font:inherit;color:#1b1f24;background:#fff;border:0;padding:4px 12px;cursor:pointer}
@@ -46,136 +47,9 @@ dt{color:#5b6470} dd{margin:0;overflow-wrap:anywhere} ul{margin:6px 0 0;padding-
 @media print{body{background:#fff}.card{break-inside:avoid}.switches{display:none}.scroll{max-height:none}}
 """
 
-_JS = """
-const store = JSON.parse(document.getElementById('content').textContent);
-const settings = {responsive: true, displaylogo: false, toImageButtonOptions: {scale: 2}, plotlyServerURL: '',
-  modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d', 'sendChartToCloud', 'sendDataToCloud']};
-function iec(v) {
-  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
-  let i = 0; while (Math.abs(v) >= 1024 && i < 4) { v /= 1024; i += 1; }
-  return (i ? +v.toPrecision(3) : Math.round(v)) + ' ' + units[i];
-}
-function steps(lo, hi, step) {
-  const out = []; for (let v = Math.ceil(lo / step) * step; v <= hi * 1.0000001; v += step) out.push(v); return out;
-}
-function tickValues(lo, hi, log, unit) {
-  if (unit === 'bytes') {
-    const octaves = Math.log2(hi / Math.max(lo, 1));
-    if (log && octaves > 2.5) return steps(Math.log2(lo), Math.log2(hi), Math.ceil(octaves / 8)).map(e => 2 ** e);
-    return steps(lo, hi, 2 ** Math.ceil(Math.log2((hi - lo) / 7)));
-  }
-  if (log && hi / lo > 4) {
-    const out = [];
-    for (let e = Math.floor(Math.log10(lo)); e <= Math.log10(hi); e += 1)
-      for (const m of hi / lo > 5000 ? [1] : [1, 2, 5]) { const v = m * 10 ** e; if (v >= lo && v <= hi) out.push(v); }
-    return out;
-  }
-  const raw = (hi - lo) / 7, size = 10 ** Math.floor(Math.log10(raw));
-  return steps(lo, hi, size * [1, 2, 5, 10].find(m => m * size >= raw));
-}
-function retick(plot) {
-  const unit = plot.dataset.unit, changes = {};
-  for (const name of unit === 'tokens' ? [] : axesOf(plot, 'x')) {
-    const axis = plot._fullLayout[name], log = axis.type === 'log';
-    const [lo, hi] = log ? axis.range.map(e => 10 ** e) : axis.range;
-    const values = tickValues(lo, hi, log, unit);
-    changes[name + '.tickvals'] = values;
-    changes[name + '.ticktext'] = values.map(v => unit === 'bytes' ? iec(v) : +(100 * v).toPrecision(3) + ' %');
-  }
-  for (const name of axesOf(plot, 'y')) {
-    const axis = plot._fullLayout[name], log = axis.type === 'log';
-    changes[name + '.tickmode'] = log ? 'array' : 'auto';
-    if (!log) continue;
-    const values = tickValues(10 ** axis.range[0], 10 ** axis.range[1], true, 'score');
-    changes[name + '.tickvals'] = values;
-    changes[name + '.ticktext'] = values.map(v => +v.toPrecision(4)).map(
-      v => v < 0.01 ? v.toExponential() : v.toLocaleString('en'));
-  }
-  return Plotly.relayout(plot, changes);
-}
-function axesOf(plot, letter) {
-  return Object.keys(plot._fullLayout).filter(key => new RegExp('^' + letter + 'axis[0-9]*$').test(key));
-}
-const actions = {
-  unit(plot, unit) {
-    plot.dataset.unit = unit;
-    const index = plot.data.map((trace, i) => i).filter(i => plot.data[i].meta);
-    const layout = {};
-    for (const axis of axesOf(plot, 'x')) {
-      layout[axis + '.title.text'] = store.titles[plot.id][unit]; layout[axis + '.autorange'] = true;
-    }
-    return Plotly.update(plot, {x: index.map(i => plot.data[i].meta[unit])}, layout, index);
-  },
-  measure(plot, name) {
-    return Plotly.update(plot, {y: plot.data.map(trace => trace.meta[name])},
-      {'yaxis.title.text': store.titles[plot.id][name], 'yaxis.autorange': true});
-  },
-  xscale(plot, type) {
-    return Plotly.relayout(plot, Object.fromEntries(axesOf(plot, 'x').flatMap(
-      axis => [[axis + '.type', type], [axis + '.autorange', true]])));
-  },
-  yscale(plot, type) {
-    return Plotly.relayout(plot, Object.fromEntries(axesOf(plot, 'y').flatMap(
-      axis => [[axis + '.type', type], [axis + '.autorange', true]])));
-  },
-};
-function wire(group) {
-  const plot = document.getElementById(group.dataset.plot);
-  for (const button of group.querySelectorAll('button')) button.addEventListener('click', () => {
-    for (const other of group.querySelectorAll('button')) other.setAttribute('aria-pressed', String(other === button));
-    actions[group.dataset.action](plot, button.value).then(() => retick(plot));
-  });
-}
-function wireHeat(select) {
-  const plot = document.getElementById(select.dataset.plot), content = store.heat[select.dataset.plot];
-  select.addEventListener('change', () => {
-    const chosen = content[select.value];
-    Plotly.update(plot, {z: [chosen.z], text: [chosen.text], customdata: [chosen.customdata]},
-      {'annotations[1].text': select.value}, [1]);
-  });
-}
-function wireLines(select) {
-  const plot = document.getElementById(select.dataset.lines);
-  select.addEventListener('change', () => Plotly.update(plot,
-    {visible: store.shown[plot.id][select.value]}, {'yaxis.autorange': true}).then(() => retick(plot)));
-}
-function sortBy(button) {
-  const head = button.parentElement, body = head.closest('table').tBodies[0], i = head.cellIndex;
-  const up = head.getAttribute('aria-sort') !== 'ascending';
-  for (const other of head.parentElement.children) other.removeAttribute('aria-sort');
-  head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
-  const value = row => { const cell = row.cells[i];
-    return 'v' in cell.dataset ? (cell.dataset.v === '' ? Infinity : +cell.dataset.v) : cell.textContent; };
-  const order = (a, b) => { const x = value(a), y = value(b);
-    return typeof x === 'number' ? x - y || 0 : x.localeCompare(y, 'en', {numeric: true}); };
-  body.append(...[...body.rows].sort((a, b) => up ? order(a, b) : order(b, a)));
-}
-window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
-  const plot = document.getElementById(id);
-  for (const trace of figure.data)
-    if (trace.customdata && trace.type !== 'heatmap')
-      trace.customdata = trace.customdata.map(numbers => numbers.map(n => store.lines[n]).join('<br>'));
-  return Plotly.newPlot(plot, figure.data, figure.layout, settings).then(() => {
-    if (!plot.dataset.unit) return null;
-    let busy = false;
-    plot.on('plotly_relayout', change => {
-      if (busy || !Object.keys(change).some(key => /^[xy]axis[0-9]*[.](range|autorange)/.test(key))) return;
-      busy = true; retick(plot).then(() => { busy = false; });
-    });
-    return retick(plot);
-  });
-})).then(() => {
-  document.querySelectorAll('.switch').forEach(wire);
-  document.querySelectorAll('select[data-plot]').forEach(wireHeat);
-  document.querySelectorAll('select[data-lines]').forEach(wireLines);
-  document.querySelectorAll('th button').forEach(b => b.addEventListener('click', () => sortBy(b)));
-  document.body.dataset.ready = 'yes';
-});
-"""
-
 
 def render(title: str, body: str, content: dict[str, Any]) -> str:
-    """The whole page: `body` is HTML, `content` holds by element id figures, heat maps, axis titles, visible lines."""
+    """The whole page: `body` is HTML, `content` holds by element id figures, heat maps, axis titles, views, visible lines."""
     content = content | {"lines": _share_lines(content["figures"])}
     data = json.dumps(_plain(content), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     head = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{escape(title)}</title>'
@@ -185,7 +59,7 @@ def render(title: str, body: str, content: dict[str, Any]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<style>{_CSS.replace('FONT', FONT)}</style></head><body><main>{body}</main>",
             f'<script id="content" type="application/json">{data}</script>',
-            f"<script>{get_plotlyjs()}</script><script>{_JS}</script></body></html>",
+            f"<script>{get_plotlyjs()}</script><script>{SCRIPT}</script></body></html>",
         ]
     )
 
@@ -209,10 +83,16 @@ def _share_lines(figures: dict[str, Any]) -> list[str]:
     return list(lines)
 
 
-def switch(plot: str, action: str, options: dict[str, str]) -> str:
-    """A row of buttons of which one is pressed, the first to begin with; `options` maps values to names."""
+def switch(plot: str, action: str, options: dict[str, str], pressed: str | None = None) -> str:
+    """A row of buttons of which one is pressed, the first to begin with if not said; `options` maps values to names."""
+    first = pressed or next(iter(options))
     buttons = "".join(
-        f'<button type="button" value="{escape(value)}" aria-pressed="{str(i == 0).lower()}">{escape(name)}</button>'
-        for i, (value, name) in enumerate(options.items())
+        f'<button type="button" value="{escape(value)}" aria-pressed="{str(value == first).lower()}">{escape(name)}</button>'
+        for value, name in options.items()
     )
     return f'<span class="switch" role="group" data-plot="{plot}" data-action="{action}">{buttons}</span>'
+
+
+def only_in(plot: str, view: str, shown: str, inner: str) -> str:
+    """HTML that stands on the page only while the plot is in a view; `shown` is the view to begin with."""
+    return f'<span data-of="{plot}" data-in="{view}"{" hidden" * (view != shown)}>{inner}</span>'

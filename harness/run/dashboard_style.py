@@ -6,6 +6,7 @@ for colour-blind readers (palette of Okabe and Ito).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ _SYMBOLS = (
     *("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon", "hexagram"),
     *("triangle-left", "triangle-right", "hourglass", "bowtie", "star-diamond", "hexagon2"),
 )  # 15 shapes and 7 colours have no common factor: 105 different pairs
+FRONTIER_RANK = 2  # in a legend: the full cache, the frontier, then the stacks by name
+_LEGEND_ROW = 22  # pixels
+_TALLEST = 900  # pixels of a figure; longer legends scroll
 _DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
 
 KIND_LOOKS: dict[str, tuple[str, str]] = {
@@ -35,11 +39,12 @@ KIND_LOOKS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, marker symbol and dash of one stack."""
+    """Colour, marker symbol and dash of one stack, and its place in legends."""
 
     colour: str
     symbol: str
     dash: str
+    rank: int
 
     def marker(self, storage: str) -> str:
         """The symbol, hollow where the storage is only simulated."""
@@ -53,11 +58,28 @@ class Look:
 
 def looks(stacks: Iterable[str], base: str) -> dict[str, Look]:
     """One look a stack, the same for the same set of stacks in any order; `base` is always a black star."""
-    table = {base: Look(INK, "star", "solid")}
-    for i, stack in enumerate(sorted(set(stacks) - {base})):
+    table = {base: Look(INK, "star", "solid", FRONTIER_RANK - 1)}
+    names = sorted(set(stacks) - {base})
+    ranks = {stack: FRONTIER_RANK + 1 + i for i, stack in enumerate(sorted(names, key=_as_read))}
+    for i, stack in enumerate(names):
         dash = _DASHES[(i // (len(_COLOURS) * len(_SYMBOLS)) + i) % len(_DASHES)]
-        table[stack] = Look(_COLOURS[i % len(_COLOURS)], _SYMBOLS[i % len(_SYMBOLS)], dash)
+        table[stack] = Look(_COLOURS[i % len(_COLOURS)], _SYMBOLS[i % len(_SYMBOLS)], dash, ranks[stack])
     return table
+
+
+def _as_read(name: str) -> list[str | int]:
+    """The order people expect: int2 before int16, no matter the case."""
+    return [int(part) if part.isdecimal() else part.casefold() for part in re.split(r"(\d+)", name)]
+
+
+def legend(click: str) -> dict[str, Any]:
+    """A legend at the right; `click` is what a click on an entry does to the others of its group."""
+    return {"groupclick": click, "itemsizing": "constant", "font": {"size": 12}, "tracegroupgap": 2}
+
+
+def legend_height(entries: int, least: int, margin: dict[str, int]) -> int:
+    """Height of a figure in pixels, so that a legend of so many entries fits without scrolling where that is sensible."""
+    return max(least, min(entries * _LEGEND_ROW + margin["t"] + margin["b"], _TALLEST))
 
 
 def layout(**changes: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.run.point_row import BASE
 from harness.run.table import problems
-from harness.run.units import iec, interval_text, score_text, share_text, signed, small
+from harness.run.units import iec, interval_text, score_text, share_text, signed, signed_small, small
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
@@ -58,6 +58,11 @@ def _difference(row: pd.Series[Any]) -> list[str]:
     if not math.isfinite(row["diff_to_full"]):
         return [f"vs full: none, {escape(str(row['diff_reason']))}"]
     text = f"vs full {signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])} paired"
+    if math.isfinite(row["nll_diff"]):
+        unit = "nats a token" if is_stream(row) else f"in log {row['metric']}"
+        text += (
+            f"  ·  {signed_small(row['nll_diff'])} [{small(row['nll_diff_lo'])}, {small(row['nll_diff_hi'])}] {escape(unit)}"
+        )
     test = f"  ·  McNemar p {row['mcnemar_p']:.2g}" if math.isfinite(row["mcnemar_p"]) else ""
     return [f"{text}{test}  ·  {row['vs_full']}"]
 

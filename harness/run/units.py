@@ -41,6 +41,11 @@ def signed(value: float) -> str:
     return "–" if not math.isfinite(value) else f"{value:+.2f}" if abs(value) < 1000 else f"{value:+,.0f}"
 
 
+def signed_small(value: float) -> str:
+    """A difference near zero with its sign: two significant digits, whole numbers from 10; missing as a dash."""
+    return "–" if not math.isfinite(value) else f"{value:+#.2g}" if abs(value) < 9.95 else f"{value:+,.0f}"
+
+
 def share_text(ratio: float) -> str:
     """A ratio to the full cache as a percentage."""
     if not math.isfinite(ratio):

@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.run import dashboard
-from harness.run.curves import curves
 from harness.run.dashboard_style import looks
-from harness.run.points import points
 from harness.types import UserError
+from tests.browser import ask, content
 from tests.record_factory import ROW, STACKS, grid, make, perplexity, sweep
-from tests.stream_factory import stream
-
-CHROMIUM = shutil.which("chromium")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=30000"),
-)
-
-
-def ask(page: Path, expression: str, scratch: Path) -> Any:
-    """The value of a script expression (it may await) in a copy of the page opened from disk, after it has drawn."""
-    if CHROMIUM is None:
-        if os.environ.get("CI"):
-            pytest.fail("chromium is needed under CI: make ci-deps")
-        pytest.skip("chromium is not installed: make ci-deps")
-    early = "<script>window.faults=[];addEventListener('error',e=>faults.push(e.message));"
-    early += "addEventListener('securitypolicyviolation',e=>faults.push(e.blockedURI))</script>"
-    late = f"""<script>window.ready.then(async () => {expression}).catch(e => 'fault: ' + e).then(value => {{
-      const out = document.createElement('pre'); out.id = 'result';
-      out.textContent = JSON.stringify({{value, faults}}); document.body.append(out); }});</script>"""
-    copy = scratch / "asked.html"
-    text = page.read_text(encoding="utf-8")
-    copy.write_text(text.replace("<style>", early + "<style>", 1).replace("</body>", late + "</body>"), encoding="utf-8")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={scratch / 'profile'}", "--dump-dom", copy.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
-    found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found, done.stderr[-2000:]
-    answer = json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
-    assert answer["faults"] == []
-    return answer["value"]
+from tests.stream_factory import stream, write_streams
 
 
 class Sources(HTMLParser):
@@ -61,15 +27,6 @@ class Sources(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "poster")]
-
-
-def content(page: Path) -> dict[str, Any]:
-    text = page.read_text(encoding="utf-8")
-    found = json.loads(re.search(r'<script id="content" type="application/json">(.*?)</script>', text, re.DOTALL)[1])
-    for trace in (trace for figure in found["figures"].values() for trace in figure["data"]):
-        if trace["type"] != "heatmap" and "customdata" in trace:
-            trace["customdata"] = ["<br>".join(found["lines"][n] for n in numbers) for numbers in trace["customdata"]]
-    return found
 
 
 LONG = ("int4-group32-residual128", "int4-group32-residual256")
@@ -260,12 +217,6 @@ def test_the_heat_map_selector_and_the_table_sort_work(page: Path, tmp_path: Pat
 STREAMED = ("full", "int8", "h2o", "streaming", "tova", "window", "random")
 
 
-def write_streams(folder: Path, records: list[dict[str, Any]]) -> Path:
-    path = folder / "dashboard.html"
-    dashboard.write(records, path, None, curves(folder, records, points(records)))
-    return path
-
-
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of a stream run with 22 points; its series files are gone once it is written."""
@@ -347,7 +298,7 @@ def test_the_budget_selector_keeps_many_curves_readable(streams: Path, tmp_path:
         tmp_path,
     )
     assert seen["chosen"] == "fraction 0.25"
-    assert seen["first"] == ["h2o 0.25", "int8", "random 0.25", "streaming 0.25", "tova 0.25", "window 0.25", "full"]
+    assert seen["first"] == ["full", "h2o 0.25", "int8", "random 0.25", "streaming 0.25", "tova 0.25", "window 0.25"]
     assert seen["large"] == [name.replace("0.25", "0.8") for name in seen["first"]]
     assert len(seen["all"]) == 22
     for part in (

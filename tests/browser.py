@@ -1,0 +1,51 @@
+"""A written page in a headless Chromium, or as the data it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=30000"),
+)
+
+
+def ask(page: Path, expression: str, scratch: Path) -> Any:
+    """The value of a script expression (it may await) in a copy of the page opened from disk, after it has drawn."""
+    if CHROMIUM is None:
+        if os.environ.get("CI"):
+            pytest.fail("chromium is needed under CI: make ci-deps")
+        pytest.skip("chromium is not installed: make ci-deps")
+    early = "<script>window.faults=[];addEventListener('error',e=>faults.push(e.message));"
+    early += "addEventListener('securitypolicyviolation',e=>faults.push(e.blockedURI))</script>"
+    late = f"""<script>window.ready.then(async () => {expression}).catch(e => 'fault: ' + e).then(value => {{
+      const out = document.createElement('pre'); out.id = 'result';
+      out.textContent = JSON.stringify({{value, faults}}); document.body.append(out); }});</script>"""
+    copy = scratch / "asked.html"
+    text = page.read_text(encoding="utf-8")
+    copy.write_text(text.replace("<style>", early + "<style>", 1).replace("</body>", late + "</body>"), encoding="utf-8")
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={scratch / 'profile'}", "--dump-dom", copy.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+    found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr[-2000:]
+    answer = json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+    assert answer["faults"] == []
+    return answer["value"]
+
+
+def content(page: Path) -> dict[str, Any]:
+    text = page.read_text(encoding="utf-8")
+    found = json.loads(re.search(r'<script id="content" type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+    for trace in (trace for figure in found["figures"].values() for trace in figure["data"]):
+        if trace["type"] != "heatmap" and "customdata" in trace:
+            trace["customdata"] = ["<br>".join(found["lines"][n] for n in numbers) for numbers in trace["customdata"]]
+    return found
