@@ -9,7 +9,7 @@ from pathlib import Path
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.composition import CompositionError, said
@@ -26,7 +26,8 @@ CONF = str(Path(__file__).parents[1] / "conf")
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(cfg: DictConfig) -> None:
     """One run; the last printed line is its folder. In a sweep it is one job of many, and its folder says how it went."""
-    overrides = list(HydraConfig.get().overrides.task)
+    # As typed: Hydra would resolve ${...} in them.
+    overrides: list[str] = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[assignment]
     place = job.folder()
     if place is not None:
         job.run(place, lambda: execute(cfg, overrides))

@@ -103,7 +103,7 @@ BAD = {
     "an interpolation of nothing": (["task.lengths=${foo}"], "'foo' not found"),
     "missing model": (["model=local", "model.path=/nonexistent"], "/nonexistent"),
     "prompt above the limit": (["task.lengths=[9000]"], "8192"),
-    "a stack that lacks the key": (["compress=int8", "compress.keep.budget.value=0.5"], "compress.keep.budget.value"),
+    "a stack that lacks the key": (["compress=int8", "compress.keep.budget.value=0.5"], "stack 'int8': compress.keep.budget is not a key"),
 }
 
 
