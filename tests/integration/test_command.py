@@ -103,7 +103,10 @@ BAD = {
     "an interpolation of nothing": (["task.lengths=${foo}"], "'foo' not found"),
     "missing model": (["model=local", "model.path=/nonexistent"], "/nonexistent"),
     "prompt above the limit": (["task.lengths=[9000]"], "8192"),
-    "a stack that lacks the key": (["compress=int8", "compress.keep.budget.value=0.5"], "stack 'int8': compress.keep.budget is not a key"),
+    "a stack that lacks the key": (
+        ["compress=int8", "compress.keep.budget.value=0.5"],
+        "stack 'int8': compress.keep.budget is not a key",
+    ),
 }
 
 
@@ -125,23 +128,46 @@ def test_empty_haystack_is_one_line(tmp_path: Path) -> None:
     assert "corpus" in out.stderr.splitlines()[0]
 
 
-def test_a_scorer_that_raises_is_a_failed_record_and_the_rest_goes_on(tmp_path: Path) -> None:
+def broken(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
+    """A run of int8 and of a stack whose scorer does this."""
     (tmp_path / "conf" / "compress").mkdir(parents=True)
     (tmp_path / "broken.py").write_text(
         "from dataclasses import dataclass\nfrom harness.stages.protocols import Scorer\n\n"
-        "@dataclass(frozen=True, kw_only=True)\nclass Broken(Scorer):\n"
-        "    def score(self, view):\n        raise RuntimeError('no such luck')\n"
+        f"@dataclass(frozen=True, kw_only=True)\nclass Broken(Scorer):\n    def score(self, view):\n        {body}\n"
     )
     (tmp_path / "conf" / "compress" / "broken.yaml").write_text(
         "defaults:\n  - /keep@keep: sink_h2o\n  - /codec@keys: exact\n  - /codec@values: exact\n  - _self_\n"
         "_target_: harness.stages.stack.Stack\nname: broken\nphase: prefill\nkeep:\n  scorer:\n    _target_: broken.Broken\n"
         "points: [{}]\n"
     )
-    out = harness(*TINY, "--config-dir", str(tmp_path / "conf"), "stacks=[broken,int8]", cwd=tmp_path, path=tmp_path)
+    return harness(*TINY, "--config-dir", str(tmp_path / "conf"), "stacks=[broken,int8]", cwd=tmp_path, path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "body, error, kind",
+    [
+        ("raise RuntimeError('no such luck')", "no such luck", "RuntimeError"),
+        (
+            "return view.k_HND.sum(-1) * float('nan')",
+            "keep.scorer=Broken gave a score that is not finite in layer 0",
+            "ValueError",
+        ),
+    ],
+    ids=["raises", "not finite"],
+)
+def test_a_broken_scorer_is_a_failed_record_and_the_rest_goes_on(body: str, error: str, kind: str, tmp_path: Path) -> None:
+    out = broken(tmp_path, body)
     assert out.returncode == 1
     folder = tmp_path / out.stdout.strip().splitlines()[-1]
     status = {(r["stack"], r["status"]) for r in records(folder)}
     assert status == {("full", "ok"), ("int8", "ok"), ("broken", "failed")}
     failed = next(r for r in records(folder) if r["stack"] == "broken")
-    assert "no such luck" in failed["error"]
-    assert "RuntimeError" in (folder / "failures" / f"{failed['key'][:16]}.txt").read_text()
+    assert error in failed["error"]
+    assert kind in (folder / "failures" / f"{failed['key'][:16]}.txt").read_text()
+
+
+def test_a_scorer_that_exits_is_told(tmp_path: Path) -> None:
+    out = broken(tmp_path, "raise SystemExit(3)")
+    assert out.returncode == 1
+    (line,) = out.stderr.strip().splitlines()
+    assert line.startswith("error: a part of this run called exit(3): finished records are safe")
