@@ -15,10 +15,12 @@ from typing import Any
 
 from harness.run.claims import held
 from harness.run.identity import record_key
-from harness.run.shards import load_records
+from harness.run.shards import Loaded, load_records
 from harness.types import UserError
 
 Json = dict[str, Any]
+
+NOTHING = Loaded(records=[], duplicates=0, half_written=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class RunState:
 
     folder: Path
     cells: tuple[CellState, ...]
+    stand: int  # finished records that could not be made again since
     writers: int  # processes at work
     examples_per_s: float | None
     records_per_s: float | None
@@ -88,12 +91,14 @@ def state(folder: Path, now: datetime | None = None) -> RunState:
         UserError: its records are not ours.
     """
     told = manifests(folder)
-    records = load_records(folder).records if any(folder.glob("records-*.jsonl")) else []
-    status = {record["key"]: str(record["status"]) for record in records}
-    cells = tuple(_cell(name, [status.get(key, "") for key in keys]) for name, keys in _asked(told).items())
+    loaded = load_records(folder) if any(folder.glob("records-*.jsonl")) else NOTHING
+    status = {record["key"]: str(record["status"]) for record in loaded}
+    keys = _asked(told)
+    cells = tuple(_cell(name, [status.get(key, "") for key in of]) for name, of in keys.items())
+    stand = len(loaded.stand & set().union(*keys.values()))
     living = [m for m in told if held(folder / "claims", str(m.get("writer", "")))]
-    examples, made = _pace(records, living or told[-1:], now or datetime.now(timezone.utc), bool(living))
-    return RunState(folder=folder, cells=cells, writers=len(living), examples_per_s=examples, records_per_s=made)
+    examples, made = _pace(loaded.records, living or told[-1:], now or datetime.now(timezone.utc), bool(living))
+    return RunState(folder=folder, cells=cells, stand=stand, writers=len(living), examples_per_s=examples, records_per_s=made)
 
 
 def _asked(told: Sequence[Json]) -> dict[str, list[str]]:

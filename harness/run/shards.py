@@ -28,6 +28,7 @@ class Loaded:
     records: list[Json]
     duplicates: int  # records whose key has another, later one
     half_written: int  # lines cut off by a kill, or damaged
+    stand: frozenset[str] = frozenset()  # keys whose record is older than a failure to make it again
 
     def __iter__(self) -> Iterator[Json]:
         return iter(self.records)
@@ -57,7 +58,14 @@ def load_records(run_dir: Path) -> Loaded:
     lines = [record for shard in found for record in parsed(content(shard), shard)]
     records = [record for record in lines if record is not None]
     kept = latest(records)
-    return Loaded(records=kept, duplicates=len(records) - len(kept), half_written=len(lines) - len(records))
+    finished = {record["key"]: str(record["written_at"]) for record in kept if record["status"] in FINAL}
+    failed = (record for record in records if record["status"] not in FINAL and record["key"] in finished)
+    return Loaded(
+        records=kept,
+        duplicates=len(records) - len(kept),
+        half_written=len(lines) - len(records),
+        stand=frozenset(one["key"] for one in failed if str(one["written_at"]) > finished[one["key"]]),
+    )
 
 
 def latest(records: Iterable[Json]) -> list[Json]:
