@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from harness import status
 from harness.run.command import execute
 from harness.run.shards import load_records
+from harness.verify import verify
 from tests.integration.test_command import ROOT, harness
 
 CHEAP = ["model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[200]", "limit=2", "results_dir=results"]
@@ -63,3 +65,19 @@ def test_what_cannot_be_made_again_is_a_failure_beside_the_older_records(
     assert "could not be made again" not in capsys.readouterr().out
     assert status.main([str(folder)]) == 0
     assert "could not be made again" not in capsys.readouterr().out, "a newer success ends it"
+
+
+def test_no_limit_of_the_last_invocation_makes_records_differ_when_they_are_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, _ = run()
+    assert run("redo=true", "memory_limit=1", "time_limit=1e-9")[1] == RECORDS
+    found = verify(folder)
+    assert (found.checked, found.different) == (RECORDS, [])
+    for manifest in (folder / "manifests").iterdir():
+        told = json.loads(manifest.read_text())
+        told["config"]["memory_limit"] = 1
+        manifest.write_text(json.dumps(told))
+    (line,) = verify(folder, 1).different
+    assert "it could not be made again: MemoryError: memory_limit=1 is too small" in line and line.endswith(" bytes")
