@@ -28,8 +28,8 @@ from harness.composition import CompositionError, said
 from harness.lm.waves import one_line
 from harness.run import outcome, table
 from harness.run.again import again
+from harness.run.assemble import run_folder
 from harness.run.cells import Cell, cells, is_stack_override
-from harness.run.command import run_folder
 from harness.run.fold import Job, fold
 from harness.run.launch_joblib import JoblibLauncher
 from harness.run.launch_ray import RayLauncher
@@ -120,7 +120,8 @@ class FoldedSweeper(Sweeper):
                 key = (str(cfg.stacks), *(o for o in job.overrides if is_stack_override(o)))
                 if key not in found:
                     found[key] = cells(cfg, job.overrides)
-                plan.append(Planned(job, found[key], run_folder(cfg)))
+                config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+                plan.append(Planned(job, found[key], run_folder(config)))
             except CompositionError as error:
                 raise UserError(f"{' '.join(job.overrides)}: {said(error)}") from None
         return plan

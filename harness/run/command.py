@@ -13,8 +13,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from harness.run.again import again
-from harness.run.assemble import assemble, run_id
-from harness.run.cells import build, cells, is_stack_override, key_of
+from harness.run.assemble import assemble
+from harness.run.cells import cells, is_stack_override, key_of
 from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.recorder import Work, asked
@@ -67,12 +67,6 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         store.close()
     write_all(store.folder, manifest)
     return store.folder, _show(store, overrides, failures)
-
-
-def run_folder(cfg: DictConfig) -> Path:
-    """Where a configuration's records go; model and task are built, not loaded (UserError)."""
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    return Path(config["results_dir"]) / run_id(build(config["model"], "model"), build(config["task"], "task"), config)
 
 
 def _show(store: Store[Work], overrides: Sequence[str], failures: Sequence[str]) -> int:

@@ -41,6 +41,11 @@ def test_a_stack_that_calls_exit_is_one_failure_and_the_sweep_is_resumed(tmp_pat
 
 
 REFUSED = {
+    "a value of a later job": (["compress=int8", "seed=0,x"], "seed='x' is not possible"),
+    "a later job's folder": (
+        ["compress=int8", "results_dir=good,faulty.py/bad"],
+        "faulty.py is not a folder that can be written",
+    ),
     "a stack that lacks the key": (["compress=h2o,int8", "compress.keep.budget.value=0.1,0.2"], "compress.keep.budget.value"),
     "a launcher that is not installed": (["compress=h2o", "hydra/launcher=ray"], "pip install 'kv-harness[ray]'"),
     "a folder of an earlier sweep": (["compress=h2o", "hydra.sweep.dir=conf"], "hydra.sweep.dir=conf"),
@@ -53,4 +58,5 @@ def test_refused_before_the_start(arguments: list[str], wanted: str, tmp_path: P
     assert out.returncode != 0
     assert "Traceback" not in out.stderr
     assert wanted in out.stderr.splitlines()[0]
+    assert len(out.stderr.splitlines()) == 1 and "job" not in out.stdout
     assert not list(tmp_path.glob("results")) and not list(tmp_path.glob("multirun"))
