@@ -35,6 +35,8 @@ def main(cfg: DictConfig) -> None:
         folder, failed = execute(cfg, overrides)
     except (UserError, OmegaConfBaseException) as error:
         sys.exit(f"error: {error if isinstance(error, UserError) else said(error)}")
+    except SystemExit as ended:
+        sys.exit(f"error: a part of this run called exit({ended.code}): finished records are safe, and stand without a report")
     except KeyboardInterrupt:
         sys.exit("interrupted: finished records are safe, the same command goes on from there")
     print(folder)

@@ -9,7 +9,8 @@ import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,7 @@ from harness.run.launch_joblib import JoblibLauncher
 from harness.run.launch_ray import RayLauncher
 from harness.run.launch_submitit import SubmititLauncher
 from harness.run.lost import give_up
+from harness.run.progress import asked_since
 from harness.run.relaunch import Ended, run_all
 from harness.run.report import write_all
 from harness.run.shards import load_records
@@ -107,7 +109,7 @@ class FoldedSweeper(Sweeper):
         homes = {one.job.shared: one.folder for one in plan}
         (folder / "sweep.json").write_text(json.dumps([_row(one, homes) for one in ended], indent=1), encoding="utf-8")
         self._give_up(ended, folder, began)
-        _report(list(dict.fromkeys(homes.values())), folder, ended, self.config.hydra)
+        _report(list(dict.fromkeys(homes.values())), folder, ended, self.config.hydra, began)
         return any(one.outcome.status != "ok" for one in ended)
 
     def _plan(self, jobs: Sequence[Job]) -> list[Planned]:
@@ -159,28 +161,43 @@ def _row(one: Ended, homes: Mapping[tuple[str, ...], Path]) -> dict[str, Any]:
     return {"job": one.number, "overrides": one.job.overrides, "run": str(homes[one.job.shared]), **asdict(one.outcome)}
 
 
-def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: Any) -> None:
+def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: Any, began: str) -> None:
     """One report a run and, of several runs, one over all; how jobs and records went; last, where everything is."""
     told: list[Path] = []
     for run in runs:
-        try:
+        with _or_said(f"no report of {run}"):
             ranked = write_all(run)
             told.append(run)
-        except UserError as error:
-            print(f"no report of {run}: {error}", file=sys.stderr)
     page = folder / "dashboard.html"
     if len(told) > 1:
-        report.merge(told, page)
+        with _or_said("no report over all runs"):
+            report.merge(told, page)
     elif told:
         table.show(ranked)
     failures = [one for one in ended if one.outcome.status != "ok"]
     for one in failures:
         print(f"job {one.number} failed: {one.outcome.reason}", file=sys.stderr)
         print(f"  again: {again(one.job.overrides, hydra)}", file=sys.stderr)
-    records = Counter(record["status"] for run in told for record in load_records(run).records)
+    records = Counter(status for run in told for status in _statuses(run, began))
     print(f"jobs: {len(ended) - len(failures)} ok, {len(failures)} failed; records: {_counts(records)}")
-    for path in [*told, *([page] if len(told) > 1 else [])]:
+    for path in [*told, *([page] if page.exists() else [])]:
         print(path)
+
+
+@contextmanager
+def _or_said(what: str) -> Iterator[None]:
+    """A report that cannot be made costs a line: which jobs failed is worth more."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{what}: {error if isinstance(error, UserError) else one_line(error)}", file=sys.stderr)
+
+
+def _statuses(run: Path, began: str) -> list[str]:
+    """Of the records that this sweep asked for, and of those made for its jobs that died."""
+    asked = asked_since(run, began)
+    records = load_records(run).records
+    return [str(record["status"]) for record in records if record["key"] in asked or str(record["written_at"]) >= began]
 
 
 def _counts(records: Mapping[str, int]) -> str:

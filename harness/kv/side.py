@@ -161,12 +161,12 @@ def _check_encoded(new: Encoded, codec: Codec, heads: int, n: int) -> None:
     wanted = sorted({n, n // codec.block})
     for name, tensor in {**new.payload, **new.metadata}.items():
         if tensor.shape[0] != heads or tensor.shape[1] not in wanted or new.n != n:
-            raise UserError(
+            raise ValueError(
                 f"codec {codec.name} encoded {n} rows of {heads} heads (Encoded.n={new.n}) with {name!r} of shape "
                 f"{tuple(tensor.shape)}: its first two axes must be heads ({heads}) and tokens or blocks ({wanted})"
             )
     for name, tensor in new.shared.items():
         if tensor.shape[0] != heads:
-            raise UserError(
+            raise ValueError(
                 f"codec {codec.name} shares {name!r} of shape {tuple(tensor.shape)}: its first axis must be heads ({heads})"
             )

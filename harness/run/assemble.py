@@ -32,6 +32,9 @@ RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval"
 NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit")
 
 
+MOST_SEED = 1 << 63  # torch's generators take no more
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The top-level keys that are plain values, checked.
@@ -57,15 +60,15 @@ class Options:
         limit, seed, seconds = config["limit"], config["seed"], config.get("time_limit")
         require(limit is None or (_whole(limit) and limit > 0), "limit", limit, "a positive number of examples or null")
         seeds = seed if isinstance(seed, list) else [seed]
-        fits = bool(seeds) and all(map(_whole, seeds)) and len(set(seeds)) == len(seeds)
-        require(fits, "seed", seed, "a whole number, or a list of different ones")
+        fits = bool(seeds) and all(_whole(one) and abs(one) < MOST_SEED for one in seeds) and len(set(seeds)) == len(seeds)
+        require(fits, "seed", seed, "a whole number below 2^63, or a list of different ones")
+        results, progress = config["results_dir"], config["progress"]
+        require(isinstance(results, str) and bool(results), "results_dir", results, "a folder")
+        require(isinstance(progress, bool), "progress", progress, "true or false")
         fits = seconds is None or (isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0)
         require(fits, "time_limit", seconds, "a positive number of seconds or null")
-        redo, progress = config.get("redo", False), config["progress"]
+        redo = config.get("redo", False)
         require(isinstance(redo, bool), "redo", redo, "true or false")
-        require(isinstance(progress, bool), "progress", progress, "true or false")
-        place = config["results_dir"]
-        require(isinstance(place, str) and bool(place), "results_dir", place, "a folder")
         return cls(
             limit=limit,
             seeds=tuple(seeds),

@@ -24,7 +24,7 @@ from harness.run.store import Store
 from harness.run.table import show
 from harness.types import UserError
 
-OTHERS = {"refused": "refused (a budget too small for the example)", "not_exercised": "not compressed (too short)"}
+OTHERS = {"refused": "refused (not possible for the example, as said above)", "not_exercised": "not compressed (too short)"}
 
 
 def is_sweep(arguments: Sequence[str]) -> bool:
@@ -46,7 +46,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
             )
         plain = "=" in argument and not argument.startswith("-") and not any(c in value for c in "[{('\"")
         if plain and "," in value and not sweeps:
-            several = f"stacks=[{value}]" if key == "compress" else f"-m {argument}"
+            several = f"stacks=[{value}]" if key in ("compress", "stacks") else f"-m {argument}"
             raise UserError(f"{argument} has a comma, which asks for several runs: use {several}, or quote the value")
 
 
@@ -65,7 +65,10 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         failures = runner.run(works)
     finally:
         store.close()
-    write_all(store.folder, manifest)
+    try:
+        write_all(store.folder, manifest)
+    except UserError as error:
+        raise UserError(f"{error}; finished records are safe, the same command writes the rest") from None
     return store.folder, _show(store, overrides, failures)
 
 

@@ -52,7 +52,8 @@ class Paired:
 def of_section(section: pd.DataFrame) -> Paired | None:
     """The paired view of the points of one model and task; None where no drawable point has a difference."""
     points = _differences(section)
-    known = points[points["y"].map(math.isfinite) & (section.loc[points.index, "stack"] != BASE)]
+    stacks = section.loc[points.index, "stack"].to_numpy(dtype=object)
+    known = points[np.isfinite(points["y"].to_numpy(dtype=np.float64)) & (stacks != BASE)]
     if known.empty:
         return None
     low, high = shown(known, cut=not section["higher_is_better"].iloc[0])

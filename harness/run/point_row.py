@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ FLOOR = 0.05  # a full-cache score this close to chance cannot fall far enough t
 IDENTITY = ("run_id", "model", "task", "query_aware", "stack", "positions", "phase", "attn")
 CONFIGURATION = (*IDENTITY, "point", "stack_config")
 RUN_GROUP = ("run_id", "model", "task", "query_aware", "attn")
+_TRACE = re.compile(r" \(failures/[^()]*\)$")  # where a failure's traceback is: one a record, while the reason may be shared
 _NO_SCORE = Estimate(math.nan, UNKNOWN)
 
 
@@ -186,7 +188,7 @@ def _counts(point: Point) -> dict[str, Any]:
     latest = point.latest
     status = Counter(record["status"] for record in latest.values())
     whole = [record for record in latest.values() if record["status"] in ("ok", "not_exercised")]
-    errors = Counter(record["error"] for record in latest.values() if record["error"])
+    errors = Counter(_TRACE.sub("", record["error"]) for record in latest.values() if record["error"])
     return {
         "n": len(point.scored),
         "n_prompts": len(latest),

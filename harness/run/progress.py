@@ -84,6 +84,12 @@ def manifests(folder: Path) -> list[Json]:
     return found
 
 
+def asked_since(folder: Path, began: str) -> set[str]:
+    """Keys of the records that invocations since `began` (UTC, as `store.now` writes it) asked for."""
+    told = [manifest for manifest in manifests(folder) if str(manifest["time"])[:19] >= began[:19]]
+    return {key for keys in _asked(told).values() for key in keys}
+
+
 def state(folder: Path, now: datetime | None = None) -> RunState:
     """How far a run is.
 

@@ -107,7 +107,7 @@ def problems(row: pd.Series[Any]) -> list[str]:
     lines = [", ".join(found) + (f" - {row['error']}" if pd.notna(row["error"]) else "")] if found else []
     if row["stack"] != BASE and row["n"] and pd.notna(row["diff_reason"]):
         lines.append(f"no comparison: {row['diff_reason']}")
-    if pd.notna(row["left_out"]):
+    if pd.notna(row["left_out"]) and (row["n"] or not found):
         lines.append(f"not ranked: {row['left_out']}")
     return lines
 

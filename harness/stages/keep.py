@@ -109,7 +109,7 @@ class Keep:
             scores_HN = self.scorer.score(part)
             if scores_HN.shape != part.pos_HN.shape:
                 wanted, given = tuple(part.pos_HN.shape), tuple(scores_HN.shape)
-                raise UserError(f"keep.scorer={name} gave scores of shape {given}, not [H, N] = {wanted}")
+                raise ValueError(f"keep.scorer={name} gave scores of shape {given}, not [H, N] = {wanted}")
             found.append(scores_HN.float())
         scores_HN = found[0] if len(found) == 1 else torch.cat(found)
         scores_LHN: Tensor = scores_HN.unflatten(0, (len(view.layers), -1))  # type: ignore[no-untyped-call]
@@ -122,7 +122,7 @@ class Keep:
         scores_LHM = scores_LHN[..., sinks:stop]
         if not bool(torch.isfinite(scores_LHM).all()):
             layer = views[int(torch.isfinite(scores_LHM).flatten(1).all(1).int().argmin())].layer
-            raise UserError(f"keep.scorer={type(self.scorer).__name__} gave a score that is not finite in layer {layer}")
+            raise ValueError(f"keep.scorer={type(self.scorer).__name__} gave a score that is not finite in layer {layer}")
         order_LHM = scores_LHM.argsort(dim=-1, descending=True, stable=True)
         first, last = torch.arange(sinks, device=order_LHM.device), torch.arange(stop, n, device=order_LHM.device)
 

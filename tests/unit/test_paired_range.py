@@ -13,7 +13,7 @@ from harness.run.dashboard_style import legend_height, looks
 from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.units import signed_small
-from tests.record_factory import ROW, answer, grid, perplexity
+from tests.record_factory import ROW, answer, grid, make, perplexity
 from tests.stream_factory import stream
 
 
@@ -102,3 +102,9 @@ def test_legends_list_the_full_cache_then_names_as_people_read_them() -> None:
     margin = {"t": 40, "b": 60}
     assert legend_height(5, 500, margin) == 500
     assert 500 < legend_height(25, 500, margin) < legend_height(200, 500, margin) == legend_height(300, 500, margin)
+
+
+def test_a_section_without_any_score_has_no_paired_view() -> None:
+    failed = dict(status="failed", score=None, error="no such luck", kv_bytes_context=None)
+    records = [make(**example, stack=stack, **failed) for example in grid() for stack in ("full", "int8")]
+    assert of_section(rank(points(records))) is None
