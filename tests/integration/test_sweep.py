@@ -46,7 +46,10 @@ REFUSED = {
         ["compress=int8", "results_dir=good,faulty.py/bad"],
         "faulty.py is not a folder that can be written",
     ),
-    "a stack that lacks the key": (["compress=h2o,int8", "compress.keep.budget.value=0.1,0.2"], "compress.keep.budget.value"),
+    "a stack that lacks the key": (
+        ["compress=h2o,int8", "compress.keep.budget.value=0.1,0.2"],
+        "compress.keep.budget is not a key",
+    ),
     "a launcher that is not installed": (["compress=h2o", "hydra/launcher=ray"], "pip install 'kv-harness[ray]'"),
     "a folder of an earlier sweep": (["compress=h2o", "hydra.sweep.dir=conf"], "hydra.sweep.dir=conf"),
 }
