@@ -20,6 +20,7 @@ from harness.types import UserError
 
 Json = dict[str, Any]
 
+CONFIGURED = {"model", "task", "seed", "limit", "memory_limit", "results_dir"}
 NOTHING = Loaded(records=[], duplicates=0, half_written=0)
 
 
@@ -79,9 +80,20 @@ def manifests(folder: Path) -> list[Json]:
             manifest = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if isinstance(manifest, dict):
+        if _ours(manifest):
             found.append(manifest)
     return found
+
+
+def _ours(manifest: Any) -> bool:
+    """Whether a file's JSON says when an invocation began, how it was configured and, if anything, what it asked for."""
+    try:
+        begun = datetime.fromisoformat(manifest["time"])
+        whole = begun.tzinfo is not None and manifest["config"].keys() >= CONFIGURED
+        _asked([manifest])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    return whole
 
 
 def asked_since(folder: Path, began: str) -> set[str]:

@@ -18,6 +18,7 @@ from harness.run.progress import state
 from harness.run.shards import latest
 from harness.run.store import Store
 from harness.types import UserError
+from harness.verify import verify
 from tests.record_factory import make, write_shard
 from tests.tiny_models import ids, tiny
 
@@ -66,6 +67,17 @@ def test_status_of_a_run_without_manifests_has_no_cells(tmp_path: Path) -> None:
     write_shard(tmp_path, [make()])
     found = state(tmp_path)
     assert (found.cells, found.writers, found.seconds_left) == ((), 0, None)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"time": 3, "config": {}}', '{"time": "2026-01-01T00:00:00+00:00"}', "{"])
+def test_a_manifest_that_is_not_ours_is_passed_over(text: str, tmp_path: Path) -> None:
+    write_shard(tmp_path, [make()])
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests" / "20260101T000000Z-abcdef.json").write_text(text)
+    found = state(tmp_path)
+    assert (found.cells, found.writers, found.seconds_left) == ((), 0, None)
+    with pytest.raises(UserError, match="has no manifest"):
+        verify(tmp_path)
 
 
 def test_torchs_own_out_of_memory_halves_the_wave() -> None:
