@@ -16,6 +16,7 @@ from typing import Any
 from harness.run.claims import held
 from harness.run.identity import record_key
 from harness.run.shards import Loaded, load_records
+from harness.run.sweep_folder import is_sweep, runs
 from harness.types import UserError
 
 Json = dict[str, Any]
@@ -57,18 +58,20 @@ class RunState:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The folder itself where it is a run's, else the runs in it.
+    """The folder itself where it is a run's, else the runs in it, or those that a sweep's names (there or not any more).
 
     Raises:
         UserError: there is no such folder, or no run in it.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: name results/<run_id>, or a folder of such")
+        raise UserError(f"{folder} is not a folder: name results/<run_id>, a folder of such, or a sweep's")
     if (folder / "manifests").is_dir():
         return [folder]
+    if is_sweep(folder):
+        return runs(folder)
     found = sorted(path.parent for path in folder.glob("*/manifests"))
     if not found:
-        raise UserError(f"{folder} holds no run: expected {folder}/manifests or {folder}/*/manifests")
+        raise UserError(f"{folder} holds no run: expected {folder}/manifests, {folder}/*/manifests or {folder}/sweep.json")
     return found
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.report import merge
+from harness.run.progress import run_folders
 from tests.sweeping import Sweep
 
 
-def test_a_sweep_over_stacks_is_one_fused_run(tmp_path: Path) -> None:
+def test_a_sweep_over_stacks_is_one_fused_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = Sweep(tmp_path)
     out = sweep.run("-m", "compress=int8,h2o,tova", "compress.points=[{}]", "seed=0,1")
     assert out.returncode == 0, out.stderr
@@ -21,6 +23,13 @@ def test_a_sweep_over_stacks_is_one_fused_run(tmp_path: Path) -> None:
     assert len(runs) == 2 and set(lines[-3:-1]) == runs
     assert (tmp_path / lines[-1]).name == "dashboard.html" and (tmp_path / lines[-1]).stat().st_size > 0
     assert all((tmp_path / run / "points.csv").stat().st_size > 0 for run in runs)
+
+    place, seen = (tmp_path / lines[-1]).parent, tmp_path / "elsewhere"
+    seen.mkdir()
+    merge([place], seen / "page.html")
+    assert all(Path(run).name in (seen / "page.html").read_text() for run in runs)
+    monkeypatch.chdir(seen)
+    assert run_folders(place) == [tmp_path / job["run"] for job in sweep.jobs()], "from anywhere"
 
     fixed = "'compress.points=[{}]'"
     out = sweep.run(f"stacks=[int8,[h2o,{fixed}],[tova,{fixed}]]", "results_dir=fused", "seed=1")
