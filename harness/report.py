@@ -17,14 +17,16 @@ from harness.run.points import points
 from harness.run.progress import run_folders
 from harness.run.report import newest_manifest
 from harness.run.shards import latest, load_records
+from harness.run.sweep_folder import is_sweep
 from harness.types import UserError
 
 
 def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> None:
     """Print the merged table and write one dashboard; points of different runs are never ranked against each other.
 
-    A folder of runs stands for all of them. A record that stands in several folders (a copied run) counts once. With
-    labels in `against`, all points are also compared with those, and contrasts.csv is written beside the page.
+    A folder of runs stands for all of them, a sweep's folder for the runs it names. A record that stands in several folders
+    (a copied run) counts once. With labels in `against`, all points are also compared with those, and contrasts.csv is
+    written beside the page.
 
     Raises:
         UserError: a folder is missing or holds no records of ours, or no point has a label of `against`.
@@ -43,7 +45,7 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
             print(f"{folder}: {loaded.half_written} half-written record(s) passed over")
     records = latest(found_records)
     if not records:
-        raise UserError(f"no records in {', '.join(map(str, folders))}: every line there is half-written")
+        raise UserError(f"no records in {', '.join(map(str, folders))}: no run there has a whole one")
     if total > len(records):
         print(f"{total - len(records)} earlier record(s) with the key of a later one: the latest counts")
     ranked = rank(points(records))
@@ -62,13 +64,13 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
 
 
 def _runs(folder: Path) -> list[Path]:
-    """The folder itself, or the runs in it that have records; what a sweep's dead jobs left empty is named."""
-    if any(folder.glob("records-*.jsonl")) or not any(folder.glob("*/manifests")):
+    """The folder itself, or the runs in it that have records; what is missing or a sweep's dead jobs left empty is named."""
+    if any(folder.glob("records-*.jsonl")) or not (is_sweep(folder) or any(folder.glob("*/manifests"))):
         return [folder]
     found = run_folders(folder)
     for run in found:
         if not any(run.glob("records-*.jsonl")):
-            print(f"{run}: no records")
+            print(f"{run}: {'no records' if run.is_dir() else 'there is no such folder'}")
     return [run for run in found if any(run.glob("records-*.jsonl"))]
 
 
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on what is wrong."""
     parser = argparse.ArgumentParser(prog="python -m harness.report", description="Merge runs into one table and page.")
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="run folders such as results/<run_id>, or folders of them"
+        "runs", nargs="+", type=Path, metavar="RUN", help="run folders such as results/<run_id>, folders of them, or a sweep's"
     )
     parser.add_argument("--out", type=Path, default=Path("dashboard.html"), metavar="F", help="page to write")
     parser.add_argument(

@@ -22,6 +22,7 @@ def line(run: RunState) -> str:
     """One run in one line: counts, writers, pace, time left."""
     counts = [f"{run.total(name)} {name}" for name in ("ok", "refused", "failed", "missing")]
     words = [f"{run.folder}: {', '.join(counts)}"]
+    words += [f"{run.stand} could not be made again: the older records stand"] if run.stand else []
     words += [f"{run.writers} writer{'s' if run.writers != 1 else ''} at work" if run.writers else "nobody at work"]
     if run.examples_per_s is not None and run.records_per_s is not None:
         words.append(f"{run.examples_per_s:.2g} examples/s, {run.records_per_s:.2g} records/s")
@@ -43,11 +44,14 @@ def table(run: RunState) -> Table:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on what is wrong."""
     parser = argparse.ArgumentParser(prog="python -m harness.status", description="How far runs are; reads only.")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a run folder, or a folder of runs such as results")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a run folder, a folder of runs such as results, or a sweep's")
     options = parser.parse_args(arguments)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
     try:
         for folder in run_folders(options.folder):
+            if not folder.is_dir():  # only a sweep's summary can name such
+                print(f"{folder}: there is no such folder")
+                continue
             run = state(folder)
             console.print(line(run), markup=False, highlight=False, soft_wrap=True)
             console.print(table(run))

@@ -29,8 +29,8 @@ from harness.composition import CompositionError, said
 from harness.lm.waves import one_line
 from harness.run import outcome, table
 from harness.run.again import again
+from harness.run.assemble import run_folder
 from harness.run.cells import Cell, cells, is_stack_override
-from harness.run.command import run_folder
 from harness.run.fold import Job, fold
 from harness.run.launch_joblib import JoblibLauncher
 from harness.run.launch_ray import RayLauncher
@@ -42,6 +42,7 @@ from harness.run.report import write_all
 from harness.run.shards import load_records
 from harness.run.store import now
 from harness.run.supervise import printed
+from harness.run.sweep_folder import SUMMARY
 from harness.types import UserError
 
 NAMESPACE, OURS = "hydra_plugins", "hydra_plugins.kv_harness"
@@ -107,7 +108,7 @@ class FoldedSweeper(Sweeper):
         began = now()
         ended = run_all([one.job for one in plan], self.launcher.launch, folder, lambda line: print(line, flush=True))
         homes = {one.job.shared: one.folder for one in plan}
-        (folder / "sweep.json").write_text(json.dumps([_row(one, homes) for one in ended], indent=1), encoding="utf-8")
+        (folder / SUMMARY).write_text(json.dumps([_row(one, homes) for one in ended], indent=1), encoding="utf-8")
         self._give_up(ended, folder, began)
         _report(list(dict.fromkeys(homes.values())), folder, ended, self.config.hydra, began)
         return any(one.outcome.status != "ok" for one in ended)
@@ -122,7 +123,8 @@ class FoldedSweeper(Sweeper):
                 key = (str(cfg.stacks), *(o for o in job.overrides if is_stack_override(o)))
                 if key not in found:
                     found[key] = cells(cfg, job.overrides)
-                plan.append(Planned(job, found[key], run_folder(cfg)))
+                config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+                plan.append(Planned(job, found[key], run_folder(config)))
             except CompositionError as error:
                 raise UserError(f"{' '.join(job.overrides)}: {said(error)}") from None
         return plan
@@ -157,7 +159,8 @@ class FoldedSweeper(Sweeper):
 
 
 def _row(one: Ended, homes: Mapping[tuple[str, ...], Path]) -> dict[str, Any]:
-    return {"job": one.number, "overrides": one.job.overrides, "run": str(homes[one.job.shared]), **asdict(one.outcome)}
+    run = {"run": str(homes[one.job.shared]), "cwd": str(Path.cwd())}
+    return {"job": one.number, "overrides": one.job.overrides, **run, **asdict(one.outcome)}
 
 
 def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: Any, began: str) -> None:

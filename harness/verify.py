@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.lm.waves import parse_bytes
 from harness.run.assemble import Bench, assemble
 from harness.run.cells import Cell, build
+from harness.run.progress import manifests
 from harness.run.recorder import Work
-from harness.run.report import newest_manifest
 from harness.run.shards import FINAL, load_records
 from harness.run.store import Store
 from harness.types import UserError, require
@@ -49,18 +50,24 @@ def verify(folder: Path, sample: int = SAMPLE) -> Verdict:
     """
     require(sample > 0, "--sample", sample, "a positive number of records")
     records = [record for record in load_records(folder) if record["status"] in FINAL]
-    manifest = newest_manifest(folder)
-    if not records or manifest is None:
-        raise UserError(f"{folder} has no {'finished records' if manifest else 'manifest'}: there is nothing to verify")
+    told = manifests(folder)
+    if not records or not told:
+        raise UserError(f"{folder} has no {'finished records' if told else 'manifest'}: there is nothing to verify")
     chosen = choose(records, sample)
     cells = {_cell_of(record): _cell(record) for record in chosen}
-    config = manifest["config"] | {"progress": False, "time_limit": None, "redo": False}
-    bench = assemble(config, list(cells.values()))
+    bench = assemble(_config(told), list(cells.values()))
     with tempfile.TemporaryDirectory() as scratch:
         made = _made(bench, Path(scratch), chosen, cells)
     different = [line for record in chosen for line in differences(record, made.get(_name(record)))]
     other = sum(_name(record) in made and made[_name(record)]["key"] != record["key"] for record in chosen)
     return Verdict(checked=len(chosen), different=different, other_code=other)
+
+
+def _config(told: Sequence[Json]) -> Json:
+    """The newest invocation's configuration, but what decides only whether a record can be made is the widest of them all."""
+    widest = max((one["config"]["memory_limit"] for one in told), key=lambda limit: parse_bytes("memory_limit", limit))
+    config: Json = told[-1]["config"]
+    return config | {"progress": False, "time_limit": None, "redo": False, "memory_limit": widest}
 
 
 def choose(records: Sequence[Json], sample: int) -> list[Json]:
@@ -77,6 +84,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any] | None) -> list[s
     where = f"{old['stack']} {old['point']} {old['example_id']} seed {old['seed']}"
     if new is None:
         return [f"{where}: its example does not exist any more"]
+    if new["status"] not in FINAL:
+        trace = f" (failures/{new['key'][:16]}.txt)"  # of a folder that is gone by now
+        return [f"{where}: it could not be made again: {str(new['error']).removesuffix(trace)}"]
     fields = [name for name in COMPARED if not same(old[name], new[name])]
     shown = ", ".join(f"{name} was {_short(old[name])}, now {_short(new[name])}" for name in fields[:3])
     return [f"{where}: {shown}{', ...' if len(fields) > 3 else ''}"] if fields else []

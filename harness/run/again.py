@@ -15,7 +15,7 @@ def sources(hydra: Any) -> list[str]:
     return flags + [o for o in hydra.overrides.hydra if o.lstrip("+").startswith("hydra.searchpath")]
 
 
-def again(overrides: Sequence[str], hydra: Any | None) -> str:
-    """The same command, without what forces finished records: it makes what is missing or failed."""
-    kept = [one for one in overrides if key_of(one) != "redo"]
+def again(overrides: Sequence[str], hydra: Any | None, *, redo: bool = True) -> str:
+    """The same command; with `redo` False without what forces finished records, so that it makes what is missing or failed."""
+    kept = [one for one in overrides if redo or key_of(one) != "redo"]
     return shlex.join(["python", "-m", "harness", *(sources(hydra) if hydra is not None else []), *kept])

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -135,11 +136,7 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool 
 
     Without weights the bench knows every record it would make, and can make none.
     """
-    options = Options.of(config)
-    spec: ModelSpec = build(config["model"], "model")
-    task: Task = build(config["task"], "task")
-    several = len(options.seeds) > 1
-    require(not several or _kind(task) != "lm_eval", "seed", list(options.seeds), "task=lm_eval takes one seed a run")
+    options, spec, task = outlined(config)
     corpus: Corpus | None = build(config["corpus"], "corpus") if getattr(task, "needs_corpus", True) else None
     if weights:
         spec.check()
@@ -196,6 +193,26 @@ def reproducible(seed: int) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
     torch.backends.cudnn.benchmark = False
+
+
+def outlined(config: Mapping[str, Any]) -> tuple[Options, ModelSpec, Task]:
+    """What a configuration says of everything but its stacks, checked; nothing is loaded (UserError)."""
+    options = Options.of(config)
+    spec: ModelSpec = build(config["model"], "model")
+    task: Task = build(config["task"], "task")
+    several = len(options.seeds) > 1
+    require(not several or _kind(task) != "lm_eval", "seed", list(options.seeds), "task=lm_eval takes one seed a run")
+    return options, spec, task
+
+
+def run_folder(config: Mapping[str, Any]) -> Path:
+    """Where a configuration's records go; all of it but the stacks is checked, nothing is loaded (UserError)."""
+    _, spec, task = outlined(config)
+    folder = Path(config["results_dir"]) / run_id(spec, task, config)
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    fits = above.is_dir() and os.access(above, os.W_OK)
+    require(fits, "results_dir", config["results_dir"], f"{above} is not a folder that can be written")
+    return folder
 
 
 def run_id(spec: ModelSpec, task: Task, config: Mapping[str, Any]) -> str:

@@ -13,12 +13,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from harness.run.again import again
-from harness.run.assemble import assemble, run_id
-from harness.run.cells import build, cells, is_stack_override, key_of
+from harness.run.assemble import assemble
+from harness.run.cells import cells, is_stack_override, key_of
 from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.recorder import Work, asked
 from harness.run.report import write_all
+from harness.run.shards import FINAL
 from harness.run.store import Store
 from harness.run.table import show
 from harness.types import UserError
@@ -61,23 +62,17 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         works = bench.works(runner)
         manifest = bench.manifest(found)
         store.write_manifest(manifest | {"asked": asked(works)})
-        runner.run(works)
+        failures = runner.run(works)
     finally:
         store.close()
     try:
         write_all(store.folder, manifest)
     except UserError as error:
         raise UserError(f"{error}; finished records are safe, the same command writes the rest") from None
-    return store.folder, _show(store, overrides)
+    return store.folder, _show(store, overrides, failures)
 
 
-def run_folder(cfg: DictConfig) -> Path:
-    """Where a configuration's records go; model and task are built, not loaded (UserError)."""
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    return Path(config["results_dir"]) / run_id(build(config["model"], "model"), build(config["task"], "task"), config)
-
-
-def _show(store: Store[Work], overrides: Sequence[str]) -> int:
+def _show(store: Store[Work], overrides: Sequence[str], failures: Sequence[str]) -> int:
     """The table of what was asked for, and how many of it failed; the folder's page holds all of its records."""
     records = store.records()
     mine = [record for record in records if record["key"] in store.asked]
@@ -88,10 +83,14 @@ def _show(store: Store[Work], overrides: Sequence[str]) -> int:
     counts = [f"{status['ok']} ok", f"{status['failed']} failed"]
     counts += [f"{status[name]} {words}" for name, words in OTHERS.items() if status[name]]
     print(", ".join(counts))
-    if status["failed"]:
+    stand = len(store.unmade & {record["key"] for record in mine if record["status"] in FINAL})
+    if stand:
+        print(f"{stand} could not be made again: the older records stand; the last one: {''.join(failures[-1:])}")
+    if status["failed"] or stand:
         hydra = HydraConfig.get() if HydraConfig.initialized() else None
-        print(f"only what failed runs again with: {again(overrides, hydra)}")
-    return status["failed"]
+        what = "the same command runs all" if stand else "only what failed runs"
+        print(f"{what} again with: {again(overrides, hydra, redo=bool(stand))}")
+    return status["failed"] + stand
 
 
 def _quiet() -> None:

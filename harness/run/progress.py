@@ -15,10 +15,14 @@ from typing import Any
 
 from harness.run.claims import held
 from harness.run.identity import record_key
-from harness.run.shards import load_records
+from harness.run.shards import Loaded, load_records
+from harness.run.sweep_folder import is_sweep, runs
 from harness.types import UserError
 
 Json = dict[str, Any]
+
+CONFIGURED = {"model", "task", "seed", "limit", "memory_limit", "results_dir"}
+NOTHING = Loaded(records=[], duplicates=0, half_written=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,7 @@ class RunState:
 
     folder: Path
     cells: tuple[CellState, ...]
+    stand: int  # finished records that could not be made again since
     writers: int  # processes at work
     examples_per_s: float | None
     records_per_s: float | None
@@ -53,18 +58,20 @@ class RunState:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The folder itself where it is a run's, else the runs in it.
+    """The folder itself where it is a run's, else the runs in it, or those that a sweep's names (there or not any more).
 
     Raises:
         UserError: there is no such folder, or no run in it.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: name results/<run_id>, or a folder of such")
+        raise UserError(f"{folder} is not a folder: name results/<run_id>, a folder of such, or a sweep's")
     if (folder / "manifests").is_dir():
         return [folder]
+    if is_sweep(folder):
+        return runs(folder)
     found = sorted(path.parent for path in folder.glob("*/manifests"))
     if not found:
-        raise UserError(f"{folder} holds no run: expected {folder}/manifests or {folder}/*/manifests")
+        raise UserError(f"{folder} holds no run: expected {folder}/manifests, {folder}/*/manifests or {folder}/sweep.json")
     return found
 
 
@@ -76,9 +83,20 @@ def manifests(folder: Path) -> list[Json]:
             manifest = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if isinstance(manifest, dict):
+        if _ours(manifest):
             found.append(manifest)
     return found
+
+
+def _ours(manifest: Any) -> bool:
+    """Whether a file's JSON says when an invocation began, how it was configured and, if anything, what it asked for."""
+    try:
+        begun = datetime.fromisoformat(manifest["time"])
+        whole = begun.tzinfo is not None and manifest["config"].keys() >= CONFIGURED
+        _asked([manifest])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    return whole
 
 
 def asked_since(folder: Path, began: str) -> set[str]:
@@ -94,12 +112,14 @@ def state(folder: Path, now: datetime | None = None) -> RunState:
         UserError: its records are not ours.
     """
     told = manifests(folder)
-    records = load_records(folder).records if any(folder.glob("records-*.jsonl")) else []
-    status = {record["key"]: str(record["status"]) for record in records}
-    cells = tuple(_cell(name, [status.get(key, "") for key in keys]) for name, keys in _asked(told).items())
+    loaded = load_records(folder) if any(folder.glob("records-*.jsonl")) else NOTHING
+    status = {record["key"]: str(record["status"]) for record in loaded}
+    keys = _asked(told)
+    cells = tuple(_cell(name, [status.get(key, "") for key in of]) for name, of in keys.items())
+    stand = len(loaded.stand & set().union(*keys.values()))
     living = [m for m in told if held(folder / "claims", str(m.get("writer", "")))]
-    examples, made = _pace(records, living or told[-1:], now or datetime.now(timezone.utc), bool(living))
-    return RunState(folder=folder, cells=cells, writers=len(living), examples_per_s=examples, records_per_s=made)
+    examples, made = _pace(loaded.records, living or told[-1:], now or datetime.now(timezone.utc), bool(living))
+    return RunState(folder=folder, cells=cells, stand=stand, writers=len(living), examples_per_s=examples, records_per_s=made)
 
 
 def _asked(told: Sequence[Json]) -> dict[str, list[str]]:

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from harness.types import SCHEMAS_READ, Record, UserError
 
 Json = dict[str, Any]
 
 FINAL = ("ok", "refused", "not_exercised")  # what is not tried again
+REMEDY = "delete that line, or move the file away; its records are then made again"
+INFINITE = ("Infinity", "-Infinity")  # as strict JSON has them
 NEEDED = {"schema"} | {one.name for one in fields(Record) if one.default is MISSING and one.default_factory is MISSING}
+TASKS = ("example_id", "group_id", "length", "depth", "truncated", "order", "task", "metric", "query_aware")  # a user's words
+KINDS = get_type_hints(Record) | dict.fromkeys(TASKS, str | float | bool | None)  # what readers may rely on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +34,7 @@ class Loaded:
     records: list[Json]
     duplicates: int  # records whose key has another, later one
     half_written: int  # lines cut off by a kill, or damaged
+    stand: frozenset[str] = frozenset()  # keys whose record is older than a failure to make it again
 
     def __iter__(self) -> Iterator[Json]:
         return iter(self.records)
@@ -57,7 +64,14 @@ def load_records(run_dir: Path) -> Loaded:
     lines = [record for shard in found for record in parsed(content(shard), shard)]
     records = [record for record in lines if record is not None]
     kept = latest(records)
-    return Loaded(records=kept, duplicates=len(records) - len(kept), half_written=len(lines) - len(records))
+    finished = {record["key"]: str(record["written_at"]) for record in kept if record["status"] in FINAL}
+    failed = (record for record in records if record["status"] not in FINAL and record["key"] in finished)
+    return Loaded(
+        records=kept,
+        duplicates=len(records) - len(kept),
+        half_written=len(lines) - len(records),
+        stand=frozenset(one["key"] for one in failed if str(one["written_at"]) > finished[one["key"]]),
+    )
 
 
 def latest(records: Iterable[Json]) -> list[Json]:
@@ -96,15 +110,46 @@ def parse(line: bytes, where: str) -> Json | None:
     except (ValueError, RecursionError):
         if _was_ours(line):
             return None
-        raise UserError(f"{where} is not a record: expected one JSON object a line") from None
+        raise UserError(f"{where} is not a record: expected one JSON object a line; {REMEDY}") from None
     if not isinstance(record, dict) or not record.keys() >= {"key", "schema", "run_id"}:
-        raise UserError(f"{where} is not a record of this program: key, schema or run_id is missing")
+        raise UserError(f"{where} is not a record of this program: key, schema or run_id is missing; {REMEDY}")
     if record["schema"] not in SCHEMAS_READ:
         reads = " and ".join(map(str, SCHEMAS_READ))
         raise UserError(f"{where} has schema={record['schema']!r}: this version reads {reads}")
     if lacks := sorted(NEEDED - record.keys()):
-        raise UserError(f"{where} is not a whole record: {', '.join(lacks)} missing")
-    return _defaults() | record
+        raise UserError(f"{where} is not a whole record: {', '.join(lacks)} missing; {REMEDY}")
+    whole = _defaults() | record
+    for name, hint in KINDS.items():
+        if not _fits(whole[name], hint) or (name in WORDS and not WORDS[name](whole[name])):
+            raise UserError(f"{where} is damaged, {name}={_short(whole[name])} is not possible: {REMEDY}")
+    return whole
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value read from JSON is of a field's type; a number may be missing (a NaN) or infinite."""
+    kind = get_origin(hint) or hint
+    if kind in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    if hint == dict[str, float]:
+        return isinstance(value, dict) and all(_fits(one, float) for one in value.values())
+    if kind is float:
+        return value is None or value in INFINITE or isinstance(value, int | float)
+    return isinstance(value, kind)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return not text or bool(datetime.fromisoformat(text))  # schema 1 has none
+    except ValueError:
+        return False
+
+
+WORDS: dict[str, Callable[[str], bool]] = {"status": (*FINAL, "failed").__contains__, "written_at": _is_time}
 
 
 def mend(shard: Path) -> bool:

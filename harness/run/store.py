@@ -76,6 +76,11 @@ class Store(Generic[Work]):
         self.asked |= {one.key for one in works}
         return [one for one in works if one.key not in self.done]
 
+    @property
+    def unmade(self) -> set[str]:
+        """Keys asked for of which no record counts: what failed, with `redo` also where an older record stands."""
+        return self.asked - self.done
+
     def rounds(self, works: Sequence[Work]) -> Iterator[Iterator[list[Work]]]:
         """Rounds over what is missing: in each, the works of every claim that no other writer holds.
 

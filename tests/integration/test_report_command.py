@@ -62,8 +62,11 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, kind: str) -> None:
 def test_derived_files_are_made_from_the_shards_and_agree(tmp_path: Path) -> None:
     write_shard(tmp_path, sweep(stacks=FEW, repeats=1))
     (tmp_path / "manifests").mkdir()
-    (tmp_path / "manifests" / "20260101T000000Z.json").write_text('{"versions": {"torch": "9.8.7-old"}}')
-    (tmp_path / "manifests" / "20260102T000000Z.json").write_text('{"versions": {"torch": "9.8.8-new"}}')
+    for day, version in ((1, "9.8.7-old"), (2, "9.8.8-new")):
+        config = dict.fromkeys(("model", "task", "seed", "limit", "memory_limit", "results_dir"))
+        told = {"time": f"2026-01-0{day}T00:00:00+00:00", "config": config, "versions": {"torch": version}}
+        (tmp_path / "manifests" / f"2026010{day}T000000Z.json").write_text(json.dumps(told))
+    (tmp_path / "manifests" / "20260103T000000Z.json").write_text("{}")
     ranked = write_all(tmp_path, None)
     wanted = {"points.csv", "points.parquet", "frontier.json", "dashboard.html", "manifests", "records-main.jsonl"}
     assert {path.name for path in tmp_path.iterdir()} == wanted

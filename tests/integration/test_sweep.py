@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.report import merge
+from harness.run.progress import run_folders
 from tests.sweeping import Sweep
 
 
-def test_a_sweep_over_stacks_is_one_fused_run(tmp_path: Path) -> None:
+def test_a_sweep_over_stacks_is_one_fused_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = Sweep(tmp_path)
     out = sweep.run("-m", "compress=int8,h2o,tova", "compress.points=[{}]", "seed=0,1")
     assert out.returncode == 0, out.stderr
@@ -21,6 +23,13 @@ def test_a_sweep_over_stacks_is_one_fused_run(tmp_path: Path) -> None:
     assert len(runs) == 2 and set(lines[-3:-1]) == runs
     assert (tmp_path / lines[-1]).name == "dashboard.html" and (tmp_path / lines[-1]).stat().st_size > 0
     assert all((tmp_path / run / "points.csv").stat().st_size > 0 for run in runs)
+
+    place, seen = (tmp_path / lines[-1]).parent, tmp_path / "elsewhere"
+    seen.mkdir()
+    merge([place], seen / "page.html")
+    assert all(Path(run).name in (seen / "page.html").read_text() for run in runs)
+    monkeypatch.chdir(seen)
+    assert run_folders(place) == [tmp_path / job["run"] for job in sweep.jobs()], "from anywhere"
 
     fixed = "'compress.points=[{}]'"
     out = sweep.run(f"stacks=[int8,[h2o,{fixed}],[tova,{fixed}]]", "results_dir=fused", "seed=1")
@@ -41,7 +50,15 @@ def test_a_stack_that_calls_exit_is_one_failure_and_the_sweep_is_resumed(tmp_pat
 
 
 REFUSED = {
-    "a stack that lacks the key": (["compress=h2o,int8", "compress.keep.budget.value=0.1,0.2"], "compress.keep.budget.value"),
+    "a value of a later job": (["compress=int8", "seed=0,x"], "seed='x' is not possible"),
+    "a later job's folder": (
+        ["compress=int8", "results_dir=good,faulty.py/bad"],
+        "faulty.py is not a folder that can be written",
+    ),
+    "a stack that lacks the key": (
+        ["compress=h2o,int8", "compress.keep.budget.value=0.1,0.2"],
+        "compress.keep.budget is not a key",
+    ),
     "a launcher that is not installed": (["compress=h2o", "hydra/launcher=ray"], "pip install 'kv-harness[ray]'"),
     "a folder of an earlier sweep": (["compress=h2o", "hydra.sweep.dir=conf"], "hydra.sweep.dir=conf"),
 }
@@ -53,4 +70,5 @@ def test_refused_before_the_start(arguments: list[str], wanted: str, tmp_path: P
     assert out.returncode != 0
     assert "Traceback" not in out.stderr
     assert wanted in out.stderr.splitlines()[0]
+    assert len(out.stderr.splitlines()) == 1 and "job" not in out.stdout
     assert not list(tmp_path.glob("results")) and not list(tmp_path.glob("multirun"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -17,7 +18,9 @@ from harness.run.claims import Claims, held
 from harness.run.progress import state
 from harness.run.shards import latest
 from harness.run.store import Store
+from harness.status import main as status_command
 from harness.types import UserError
+from harness.verify import verify
 from tests.record_factory import make, write_shard
 from tests.tiny_models import ids, tiny
 
@@ -66,6 +69,37 @@ def test_status_of_a_run_without_manifests_has_no_cells(tmp_path: Path) -> None:
     write_shard(tmp_path, [make()])
     found = state(tmp_path)
     assert (found.cells, found.writers, found.seconds_left) == ((), 0, None)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"time": 3, "config": {}}', '{"time": "2026-01-01T00:00:00+00:00"}', "{"])
+def test_a_manifest_that_is_not_ours_is_passed_over(text: str, tmp_path: Path) -> None:
+    write_shard(tmp_path, [make()])
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests" / "20260101T000000Z-abcdef.json").write_text(text)
+    found = state(tmp_path)
+    assert (found.cells, found.writers, found.seconds_left) == ((), 0, None)
+    with pytest.raises(UserError, match="has no manifest"):
+        verify(tmp_path)
+
+
+def test_a_sweeps_folder_stands_for_the_runs_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "multirun" / "day" / "time"
+    place.mkdir(parents=True)
+    names = [f"results/{name}" for name in ("a", "gone", "a")]
+    (place / "sweep.json").write_text(json.dumps([{"run": name, "cwd": "/no/such/place"} for name in names]))
+    (tmp_path / "results" / "a" / "manifests").mkdir(parents=True)
+    write_shard(tmp_path / "results" / "a", [make()])
+    missing = "results/gone: there is no such folder"
+    assert status_command([str(place)]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/results/a: 0 ok" in out and out.splitlines().count(missing) == 1
+    merge([place], tmp_path / "page.html")
+    assert missing in capsys.readouterr().out.splitlines() and (tmp_path / "page.html").stat().st_size
+    for text in ("{", '{"a": 1}', "[3]", '[{"job": 0}]'):
+        (place / "sweep.json").write_text(text)
+        assert status_command([str(place)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "sweep.json is not the summary of a sweep" in line
 
 
 def test_torchs_own_out_of_memory_halves_the_wave() -> None:

@@ -212,6 +212,26 @@ def test_foreign_files_are_refused_in_one_line(tmp_path, text: str) -> None:
     assert "\n" not in str(error.value)
 
 
+DAMAGE = {
+    "key": ["a"], "example_id": ["a"], "status": "done", "score": "x", "weight": {}, "metrics": {"strict": "x"}, "point": "x",
+    "tokens_kept": "many", "kv_bytes_context": "1", "stack_config": None, "stack": {}, "written_at": "noon",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_value_that_no_record_has_is_one_line_that_says_where_and_what_to_do(tmp_path, name: str) -> None:
+    write_shard(tmp_path, [make(), make(example_id="other") | {name: DAMAGE[name]}])
+    with pytest.raises(UserError, match=rf"records-main\.jsonl:2 is damaged, {name}=.*delete that line, or move") as error:
+        load_records(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_task_says_in_its_own_types_is_read(tmp_path) -> None:
+    write_shard(tmp_path, [make(example_id=7, group_id=8, length="long", score=True, metrics={"strict": "Infinity"})])
+    (only,) = load_records(tmp_path)
+    assert only["example_id"] == 7 and only["score"] is True
+
+
 def test_missing_folder_and_missing_shards_are_refused(tmp_path) -> None:
     with pytest.raises(UserError, match="not a folder"):
         load_records(tmp_path / "nowhere")
