@@ -51,11 +51,13 @@ def facts(section: pd.DataFrame, volumes: Mapping[tuple[str, bool], tuple[float 
 def _best(panel: pd.DataFrame) -> str:
     if panel["discriminative"].eq(False).any():
         return "The stacks cannot be told apart here"
-    equal = panel[(panel["vs_full"] == "equal within noise") & (panel["ratio"] < 1) & panel["left_out"].isna()]
-    if equal.empty:
+    good = panel[panel["vs_full"].isin(["equal within noise", "above"]) & (panel["ratio"] < 1) & panel["left_out"].isna()]
+    if good.empty:
         return "No smaller cache equals the full one within noise"
-    row = equal.sort_values("bytes_context").iloc[0]
-    return f"{escape(row['label'])} equals the full cache within noise at {share_text(row['ratio'])} of its bytes"
+    smallest = good[good["bytes_context"] == good["bytes_context"].min()].sort_values("score", kind="stable")
+    row = smallest.iloc[-1 if smallest["higher_is_better"].iloc[0] else 0]
+    how = "does better than the full cache" if row["vs_full"] == "above" else "equals the full cache within noise"
+    return f"{escape(row['label'])} {how} at {share_text(row['ratio'])} of its bytes"
 
 
 def _base(panel: pd.DataFrame) -> str:
