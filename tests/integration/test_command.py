@@ -105,7 +105,7 @@ BAD = {
     "prompt above the limit": (["task.lengths=[9000]"], "8192"),
     "a stack that lacks the key": (
         ["compress=int8", "compress.keep.budget.value=0.5"],
-        "stack 'int8': compress.keep.budget is not a key",
+        "compress.keep.budget is not a key",
     ),
 }
 

@@ -81,7 +81,7 @@ def test_scores_of_a_model_equal_the_oracle_on_its_own_queries_and_keys() -> Non
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["model=nosuch"], "model/nosuch"),
+        (["model=nosuch"], "model=nosuch is not there"),
         (["model=tiny_llama", "share=0"], "share=0.0 is not possible"),
         (["model=tiny_llama", "tokens=1"], "tokens=1 is not possible"),
         (["model=tiny_llama", "tokens=many"], "tokens=many is not possible"),
