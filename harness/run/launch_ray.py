@@ -26,7 +26,7 @@ class RayLauncher(CommandLauncher):
 
     def run_commands(self, commands: Sequence[Command], sweep: Path) -> None:
         """Send the jobs and wait for all; a worker that Ray loses has an outcome only if its job came to an end."""
-        # A head started here gives its workers a niceness of 15 otherwise: beside any other work they would stand still.
+        # A head started here gives its workers a niceness of 15 otherwise: beside other work they would hardly run.
         os.environ.setdefault("RAY_worker_niceness", "0")
         import ray
 
