@@ -20,6 +20,7 @@ from harness.run.progress import manifests
 from harness.run.recorder import Work
 from harness.run.shards import FINAL, load_records
 from harness.run.store import Store
+from harness.run.trace_file import bare
 from harness.types import UserError, require
 
 Json = dict[str, Any]
@@ -85,8 +86,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any] | None) -> list[s
     if new is None:
         return [f"{where}: its example does not exist any more"]
     if new["status"] not in FINAL:
-        trace = f" (failures/{new['key'][:16]}.txt)"  # of a folder that is gone by now
-        return [f"{where}: it could not be made again: {str(new['error']).removesuffix(trace)}"]
+        return [f"{where}: it could not be made again: {bare(str(new['error']))}"]  # its traceback's folder is gone by now
     fields = [name for name in COMPARED if not same(old[name], new[name])]
     shown = ", ".join(f"{name} was {_short(old[name])}, now {_short(new[name])}" for name in fields[:3])
     return [f"{where}: {shown}{', ...' if len(fields) > 3 else ''}"] if fields else []

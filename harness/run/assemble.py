@@ -30,8 +30,6 @@ from harness.types import Corpus, Example, Task, UserError, require
 
 RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval": LmEvalRunner}
 NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit")
-
-
 MOST_SEED = 1 << 63  # torch's generators take no more
 
 

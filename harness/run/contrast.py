@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from harness.run.point_measures import mean, number, ratio
 from harness.run.point_row import RUN_GROUP, Point, Record, compare, configurations, spread
-from harness.run.statistics import verdict
+from harness.run.units import mode
 from harness.types import require
 
 COLUMNS: dict[str, str] = {
@@ -66,8 +66,9 @@ def contrasts(records: Iterable[Record], against: Sequence[str]) -> Contrasts:
         named = dict(zip(RUN_GROUP, run, strict=True))
         for wanted in dict.fromkeys(against):
             if wanted not in points:
-                mode = "query-aware" if named["query_aware"] else "query-agnostic"
-                problems.append(f"run {named['run_id']}, {mode}, attn={named['attn']}: no point {wanted} to compare with")
+                problems.append(
+                    f"run {named['run_id']}, {mode(named)}, attn={named['attn']}: no point {wanted} to compare with"
+                )
                 continue
             rows += [named | _row(point, points[wanted]) for label, point in points.items() if label != wanted]
     frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype="object" if not rows else None).astype(COLUMNS)
@@ -77,7 +78,6 @@ def contrasts(records: Iterable[Record], against: Sequence[str]) -> Contrasts:
 def _row(point: Point, against: Point) -> dict[str, Any]:
     first = point.first
     found = compare(point, against.latest, against.label)
-    lower = not first["higher_is_better"]
     return {
         **{name: first[name] for name in _RUN},
         "label": point.label,
@@ -90,7 +90,7 @@ def _row(point: Point, against: Point) -> dict[str, Any]:
         **spread("diff", found.paired, value="diff_to_against"),
         **spread("nll_diff", found.nats),
         "mcnemar_p": found.paired.p_value,
-        "verdict": verdict(found.score, found.other, found.paired, higher_is_better=not lower, relative=lower),
+        "verdict": found.verdict(higher_is_better=bool(first["higher_is_better"])),
         "reason": found.reason,
         **_bytes(point, against, found.shared),
         "storage": first["storage"],

@@ -8,8 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from harness.run.dashboard_style import AXIS, KIND_LOOKS, Look, layout
-from harness.run.dashboard_text import hover, is_stream, mode
-from harness.run.units import iec
+from harness.run.dashboard_text import hover, is_stream
+from harness.run.units import iec, mode
 from harness.types import BYTE_KINDS
 
 _X_TITLES = {"bytes": "KV bytes of one sample, allocated", "ratio": "KV bytes as a share of the full cache"}

@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 
 from harness.run.dashboard_figures import panel_title
-from harness.run.dashboard_text import flat, is_stream, mode
+from harness.run.dashboard_text import flat, is_stream
 from harness.run.pareto import GROUP
 from harness.run.point_measures import FIDELITY
 from harness.run.point_row import BASE
 from harness.run.table import problems
-from harness.run.units import iec, interval_text, score_text, share_text, signed, small
+from harness.run.units import iec, interval_text, mode, score_text, share_text, signed, small
 
 
 def not_discriminative(ranked: pd.DataFrame) -> str:

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 
 from harness.run.dashboard_figures import drawable
-from harness.run.dashboard_text import is_stream, mode
+from harness.run.dashboard_text import is_stream
 from harness.run.pareto import GROUP
 from harness.run.point_row import BASE
-from harness.run.units import signed_small
+from harness.run.units import mode, signed_small
 
 _FENCE = 1.5  # interquartile ranges above the upper quartile: the whiskers of a box plot
 _WORTH = 2.0  # points are only left beyond the range when that at least halves it

@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.run.point_row import BASE
 from harness.run.table import problems
-from harness.run.units import iec, interval_text, score_text, share_text, signed, signed_small, small
+from harness.run.units import iec, interval_text, mode, score_text, share_text, signed, signed_small, small
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
@@ -26,11 +26,6 @@ def hover(row: pd.Series[Any]) -> str:
     config = "  ".join(f"{key}={value}" for key, value in flat(json.loads(row["stack_config"])))
     lines += [f"<i>{escape(line)}</i>" for line in textwrap.wrap(config, _WRAP)]
     return "<br>".join(lines)
-
-
-def mode(row: pd.Series[Any]) -> str:
-    """Whether the question was seen when compressing, as the page names it everywhere."""
-    return "query-aware" if row["query_aware"] else "query-agnostic"
 
 
 def is_stream(row: pd.Series[Any]) -> bool:

@@ -14,6 +14,7 @@ from harness.run.cells import Cell
 from harness.run.progress import state
 from harness.run.recorder import Work, asked
 from harness.run.store import Store
+from harness.run.trace_file import naming, trace_file
 
 WHY = "the job ended before this record was made"
 TAIL = 8192  # characters of what was printed
@@ -47,9 +48,9 @@ def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, print
                 return 0
             line = f"{WHY}: {reason}"
             if printed.strip():
-                file = Path("failures") / f"{lost[0].key[:16]}.txt"
+                file = trace_file(lost[0].key)
                 store.write(file, lambda path: path.write_text(printed[-TAIL:], encoding="utf-8"))
-                line += f" ({file})"
+                line = naming(line, file)
             recorder.write([recorder.record(work, status="failed", error=line) for work in lost])
         if not {cell.name for cell in found} <= {cell.name for cell in state(store.folder).cells}:
             store.write_manifest(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import numpy as np
 
 from harness.run.point_measures import answer_flips, by_order, effective_bits, fidelity, number, sizes
 from harness.run.statistics import UNKNOWN, Estimate, Sample, difference, estimate, verdict
+from harness.run.trace_file import bare
 
 Record = Mapping[str, Any]
 
@@ -26,7 +26,6 @@ FLOOR = 0.05  # a full-cache score this close to chance cannot fall far enough t
 IDENTITY = ("run_id", "model", "task", "query_aware", "stack", "positions", "phase", "attn")
 CONFIGURATION = (*IDENTITY, "point", "stack_config")
 RUN_GROUP = ("run_id", "model", "task", "query_aware", "attn")
-_TRACE = re.compile(r" \(failures/[^()]*\)$")  # where a failure's traceback is: one a record, while the reason may be shared
 _NO_SCORE = Estimate(math.nan, UNKNOWN)
 
 
@@ -59,6 +58,11 @@ class Comparison(NamedTuple):
     reason: str | None = None
     shared: Sequence[Any] = ()  # examples that both were scored on
     nats: Estimate = _NO_SCORE  # the same of negative log-likelihoods per token, where scores are perplexities
+
+    def verdict(self, *, higher_is_better: bool) -> str:
+        """How the point stands to the other; scores that fall as they get better have no fixed scale."""
+        relative = not higher_is_better
+        return verdict(self.score, self.other, self.paired, higher_is_better=higher_is_better, relative=relative)
 
 
 def rows(records: Iterable[Record], split: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -110,7 +114,7 @@ def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
         **spread("nll_diff", found.nats),
         "mcnemar_p": found.paired.p_value,
         "diff_reason": found.reason,
-        "vs_full": verdict(found.score, found.other, found.paired, higher_is_better=not lower, relative=lower),
+        "vs_full": found.verdict(higher_is_better=not lower),
         "discriminative": _discriminative(found.other, first["chance"], lower),
         **sizes(list(scored.values())),
         "effective_bits": effective_bits(scored, base),
@@ -188,7 +192,7 @@ def _counts(point: Point) -> dict[str, Any]:
     latest = point.latest
     status = Counter(record["status"] for record in latest.values())
     whole = [record for record in latest.values() if record["status"] in ("ok", "not_exercised")]
-    errors = Counter(_TRACE.sub("", record["error"]) for record in latest.values() if record["error"])
+    errors = Counter(bare(record["error"]) for record in latest.values() if record["error"])
     return {
         "n": len(point.scored),
         "n_prompts": len(latest),

@@ -93,7 +93,8 @@ def _ours(manifest: Any) -> bool:
     try:
         begun = datetime.fromisoformat(manifest["time"])
         whole = begun.tzinfo is not None and manifest["config"].keys() >= CONFIGURED
-        _asked([manifest])
+        cells, examples = _listed(manifest)
+        hash((*cells, *examples))  # their values can be keys
     except (KeyError, TypeError, ValueError, AttributeError):
         return False
     return whole
@@ -122,14 +123,20 @@ def state(folder: Path, now: datetime | None = None) -> RunState:
     return RunState(folder=folder, cells=cells, stand=stand, writers=len(living), examples_per_s=examples, records_per_s=made)
 
 
+def _listed(manifest: Json) -> tuple[list[tuple[str, str]], list[tuple[Any, str, str]]]:
+    """(cells, examples) that an invocation asked for, as `recorder.asked` wrote them."""
+    asked = manifest.get("asked") or {"cells": [], "examples": []}
+    return [(name, part) for name, part in asked["cells"]], [(seed, name, part) for seed, name, part in asked["examples"]]
+
+
 def _asked(told: Sequence[Json]) -> dict[str, list[str]]:
     """Keys by cell, over all invocations; an example that was asked for again under new code counts once."""
     latest: dict[str, dict[Any, str]] = {}
     for manifest in told:
-        asked = manifest.get("asked") or {"cells": [], "examples": []}
-        for name, cell in asked["cells"]:
+        cells, examples = _listed(manifest)
+        for name, cell in cells:
             keys = latest.setdefault(name, {})
-            for seed, example, part in asked["examples"]:
+            for seed, example, part in examples:
                 keys[seed, example] = record_key(part, cell)
     return {name: list(keys.values()) for name, keys in latest.items()}
 

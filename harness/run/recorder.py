@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +16,7 @@ from harness.lm.serve import Served
 from harness.run.cells import Cell
 from harness.run.identity import code_hash, digest, record_key
 from harness.run.store import Store
+from harness.run.trace_file import naming, trace_file
 from harness.types import Bytes, Example, Prompt, Record, Task
 
 TOGETHER = 8  # examples on one context that are claimed at once
@@ -111,9 +111,9 @@ class Recorder:
         """A record of a failure, its traceback in a file of the run folder."""
         if not trace:
             return self.record(work, status="failed", error=line)
-        name = f"{work.key[:16]}.txt"
-        self.store.write(Path("failures") / name, lambda path: path.write_text(trace, encoding="utf-8"))
-        return self.record(work, status="failed", error=f"{line} (failures/{name})")
+        file = trace_file(work.key)
+        self.store.write(file, lambda path: path.write_text(trace, encoding="utf-8"))
+        return self.record(work, status="failed", error=naming(line, file))
 
     def unserved(self, work: Work, served: Served) -> Record:
         """A record of a job that was refused or failed."""

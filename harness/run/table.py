@@ -18,7 +18,7 @@ from rich.text import Text
 
 from harness.run.pareto import GROUP
 from harness.run.point_row import BASE, RUN_GROUP
-from harness.run.units import iec, interval_text, score_text, share_text, signed, small
+from harness.run.units import iec, interval_text, mode, score_text, share_text, signed, small
 
 WIDTH = 120
 _VERDICTS = {"equal within noise": "= full", "clearly below": "clearly below", "": "–"}
@@ -50,9 +50,8 @@ def _console() -> Console:
 
 
 def _empty(first: pd.Series[Any], what: str = "") -> Table:
-    mode = "query-aware" if first["query_aware"] else "query-agnostic"
     better = "higher" if first["higher_is_better"] else "lower"
-    title = f"{first['model']} · {first['task']} · {mode} · {first['metric']} ({better} is better){what}"
+    title = f"{first['model']} · {first['task']} · {mode(first)} · {first['metric']} ({better} is better){what}"
     table = Table(title=escape(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("stack", overflow="fold", min_width=12)
     return table

@@ -1,8 +1,13 @@
-"""How numbers are written for people: IEC bytes, scores and intervals; it knows no table and no page."""
+"""How numbers and modes are written for people: IEC bytes, scores, intervals; it knows no table and no page."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _IEC = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -51,3 +56,8 @@ def share_text(ratio: float) -> str:
     if not math.isfinite(ratio):
         return "–"
     return f"{100 * ratio:.3g} %" if ratio < 10 else f"{100 * ratio:,.0f} %"
+
+
+def mode(row: Mapping[str, Any] | pd.Series[Any]) -> str:
+    """Whether the question was seen when compressing, as tables and pages name it everywhere."""
+    return "query-aware" if row["query_aware"] else "query-agnostic"
