@@ -196,6 +196,7 @@ def _weights(spec: ModelSpec, directory: Path, attn: str) -> Any:
             dtype=_DTYPES[spec.dtype],
             attn_implementation=attn,
             trust_remote_code=False,
+            weights_only=True,
             output_loading_info=True,
             **placement,
         )
