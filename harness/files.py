@@ -44,8 +44,11 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) ->
         raise OSError(errno.ELOOP, f"it is {kind(path)}, not a plain file", str(path))
     more = os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     handle = os.open(path, flags | more, 0o666)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.ELOOP, "it is not a plain file", str(path))
     return handle
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -74,18 +74,18 @@ def run_folders(folder: Path) -> list[Path]:
     return found
 
 
-def manifests(folder: Path) -> list[Json]:
-    """The manifests of a run that can be read, oldest first; others are named on stderr and passed over."""
+def manifests(folder: Path, without: Collection[str] = ()) -> list[Json]:
+    """The manifests of a run, oldest first, but those of these file names; what cannot be read is named and passed over."""
     place = folder / "manifests"
     if kind(place) not in ("", "a folder"):
         say_once(f"{place} is {kind(place)}, not a folder of this run: it is left alone")
         return []
     found = []
     for path in sorted(place.glob("*.json")):
-        manifest, fault = _manifest(path)
+        manifest, fault = ({}, "") if path.name in without else _manifest(path)
         if fault:
             say_once(f"{path} is no manifest: {fault}; passed over")
-        else:
+        elif manifest:
             found.append(manifest)
     return found
 
@@ -102,10 +102,27 @@ def _manifest(path: Path) -> tuple[Json, str]:
     return manifest, manifest_fault(manifest, data)
 
 
-def asked_since(folder: Path, began: str) -> set[str]:
-    """Keys of the records that invocations since `began` (UTC, as `store.now` writes it) asked for."""
-    told = [manifest for manifest in manifests(folder) if str(manifest["time"])[:19] >= began[:19]]
-    return {key for keys in _asked(told).values() for key in keys}
+@dataclass(frozen=True, kw_only=True)
+class Stood:
+    """What a run folder held at a moment: clocks of several machines cannot tell what came after it, this can."""
+
+    manifests: frozenset[str] = frozenset()  # their file names
+    tries: Mapping[str, int] = field(default_factory=dict)  # records of every key
+
+    def new(self, tries: Mapping[str, int]) -> set[str]:
+        """Keys that have more tries than at that moment."""
+        return {key for key, times in tries.items() if times > self.tries.get(key, 0)}
+
+
+def stood(folder: Path) -> Stood:
+    """What a run folder holds now; nothing where there is none."""
+    names = (path.name for path in (folder / "manifests").glob("*.json"))
+    return Stood(manifests=frozenset(names), tries=read(folder).tries) if folder.is_dir() else Stood()
+
+
+def asked_since(folder: Path, before: Stood) -> set[str]:
+    """Keys of the records that later invocations asked for."""
+    return {key for keys in _asked(manifests(folder, before.manifests)).values() for key in keys}
 
 
 def state(folder: Path, now: datetime | None = None) -> RunState:

@@ -127,7 +127,7 @@ def record_fault(record: Any, line: bytes) -> str:
     try:
         _RECORD.validate_python(record)
     except ValidationError as error:
-        return _said(error)
+        return _said(error, record)
     return _odd(record, line)
 
 
@@ -136,17 +136,18 @@ def manifest_fault(manifest: Any, text: bytes) -> str:
     try:
         _MANIFEST.validate_python(manifest)
     except ValidationError as error:
-        return _said(error)
+        return _said(error, manifest)
     if lacks := sorted(CONFIGURED - manifest["config"].keys()):
         return f"config lacks {', '.join(lacks)}"
     return _odd(manifest, text)
 
 
-def _said(error: ValidationError) -> str:
+def _said(error: ValidationError, value: Any) -> str:
     first = error.errors(include_url=False)[0]
-    name = ".".join(map(str, first["loc"][:1])) or "it"
-    value = first["input"] if len(first["loc"]) <= 1 else "a value in it"
-    return f"{name} is missing" if first["type"] == "missing" else f"{name}={_short(value)} is not possible"
+    if not first["loc"]:
+        return "it is no object"
+    name = first["loc"][0]
+    return f"{name}={_short(value[name])} is not possible" if name in value else f"{name} is missing"
 
 
 def _odd(value: Any, text: bytes) -> str:

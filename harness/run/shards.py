@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class Loaded:
     duplicates: int  # records whose key has another one that counts
     half_written: int  # lines cut off by a kill, or damaged
     stand: frozenset[str] = frozenset()  # keys of finished records that a later try could not make again
+    tries: Mapping[str, int] = field(default_factory=dict)  # of every key, how many records of it are known
     unfit: tuple[str, ...] = ()  # lines that are no record of ours: FILE:LINE and the reason
 
     def __iter__(self) -> Iterator[Json]:
@@ -102,6 +104,7 @@ def _read(run_dir: Path) -> Loaded:
         duplicates=len(records) - len(kept),
         half_written=half,
         stand=frozenset(one["key"] for one in failed if _rank(one)[1:] > finished[one["key"]]),
+        tries=_tries(records),
         unfit=tuple(unfit),
     )
 
@@ -127,6 +130,13 @@ def latest(records: Iterable[Json]) -> list[Json]:
     for record in sorted(records, key=_rank):
         found[record["key"]] = record
     return sorted(found.values(), key=lambda one: str(one["written_at"]))
+
+
+def _tries(records: Iterable[Json]) -> Counter[str]:
+    tries: Counter[str] = Counter()
+    for record in records:
+        tries[record["key"]] = max(tries[record["key"]] + 1, record["attempt"])
+    return tries
 
 
 def _rank(record: Json) -> tuple[bool, int, str]:
