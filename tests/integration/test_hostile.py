@@ -19,7 +19,7 @@ from harness.run.assemble import run_folder
 from harness.run.command import execute
 from harness.run.shards import read
 from harness.types import UserError
-from tests import hostile
+from tests import hostile, lm_eval_tasks
 from tests.integration.test_command import ROOT
 
 TINY = ["model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[200]", "limit=2", "stacks=[int8]"]
@@ -108,3 +108,22 @@ def test_a_folder_of_runs_is_reported_beside_a_hostile_one(tmp_path: Path, capsy
     (tmp_path / "sweep.json").write_text(json.dumps([{"run": "results/\x1b[2J", "cwd": "/"}, {"run": str(run)}]))
     assert status.main([str(tmp_path)]) == 0
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_outputs_of_records_that_are_no_answers_end_no_lm_eval_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The kind: a record's text that is read as data by what comes after it."""
+    tasks = lm_eval_tasks.write(tmp_path / "tasks", 2)
+    overrides = ["model=tiny_llama", "progress=false", "stacks=[int8]", f"results_dir={tmp_path / 'results'}", "task=lm_eval"]
+    overrides += [f"task.name={lm_eval_tasks.CLOZE}", f"task.include_path={tasks}"]
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = hydra.compose("config", overrides=overrides)
+        folder, failed = execute(cfg, overrides)
+        (shard,) = folder.glob("records-*.jsonl")
+        lines = [json.loads(line) for line in shard.read_text().splitlines()]
+        shard.write_text("".join(json.dumps(one | {"output": "[" * at or None}) + "\n" for at, one in enumerate(lines)))
+        capsys.readouterr()
+        assert (failed, execute(cfg, overrides)) == (0, (folder, 0))
+    GlobalHydra.instance().clear()
+    assert "is no answer of lm-eval's; passed over" in capsys.readouterr().err
+    assert verify.main([str(folder)]) == 2 and "--allow task.include_path" in capsys.readouterr().err
+    assert verify.main([str(folder), "--allow", "task.include_path"]) == 1
