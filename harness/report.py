@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.files import printable
 from harness.run import dashboard, table
 from harness.run.atomic import replace
 from harness.run.contrast import contrasts
@@ -16,7 +17,7 @@ from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.progress import run_folders
 from harness.run.report import newest_manifest
-from harness.run.shards import latest, load_records
+from harness.run.shards import latest, load_records, read, shards
 from harness.run.sweep_folder import is_sweep
 from harness.types import UserError
 
@@ -35,7 +36,7 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     manifests: dict[str, dict[str, Any]] = {}
     total = 0
     for folder in [run for named in folders for run in _runs(named)]:
-        loaded = load_records(folder)
+        loaded = load_records(folder) if folder in folders else read(folder)
         total += len(loaded) + loaded.duplicates
         found_records += [_located(record, folder) for record in loaded]
         manifest = newest_manifest(folder)
@@ -54,7 +55,7 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     table.show(ranked)
     table.show_contrasts(paired.frame)
     for line in (*paired.problems, *found.problems):
-        print(line)
+        print(printable(line))
     if against:
         beside = out.parent / "contrasts.csv"
         replace(beside, lambda path: paired.frame.to_csv(path, index=False))
@@ -69,9 +70,9 @@ def _runs(folder: Path) -> list[Path]:
         return [folder]
     found = run_folders(folder)
     for run in found:
-        if not any(run.glob("records-*.jsonl")):
+        if not shards(run):
             print(f"{run}: {'no records' if run.is_dir() else 'there is no such folder'}")
-    return [run for run in found if any(run.glob("records-*.jsonl"))]
+    return [run for run in found if shards(run)]
 
 
 def _located(record: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         merge(options.runs, options.out, options.against)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     return 0
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from harness.files import printable
 from harness.run.progress import RunState, run_folders, state
 from harness.types import UserError
 
@@ -28,7 +30,7 @@ def line(run: RunState) -> str:
         words.append(f"{run.examples_per_s:.2g} examples/s, {run.records_per_s:.2g} records/s")
     if run.writers and run.total("missing") and run.seconds_left is not None:
         words.append(f"{timedelta(seconds=round(run.seconds_left))} left")
-    return "; ".join(words)
+    return printable("; ".join(words))
 
 
 def table(run: RunState) -> Table:
@@ -37,7 +39,7 @@ def table(run: RunState) -> Table:
     for name in ("cell", "ok", "refused", "failed", "missing"):
         found.add_column(name, justify="left" if name == "cell" else "right", overflow="fold")
     for cell in run.cells:
-        found.add_row(cell.name, *(str(n) for n in (cell.ok, cell.refused, cell.failed, cell.missing)))
+        found.add_row(Text(printable(cell.name)), *(str(n) for n in (cell.ok, cell.refused, cell.failed, cell.missing)))
     return found
 
 
@@ -50,13 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for folder in run_folders(options.folder):
             if not folder.is_dir():  # only a sweep's summary can name such
-                print(f"{folder}: there is no such folder")
+                print(printable(f"{folder}: there is no such folder"))
                 continue
             run = state(folder)
             console.print(line(run), markup=False, highlight=False, soft_wrap=True)
             console.print(table(run))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     return 0
 

@@ -9,7 +9,7 @@ import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,11 +36,10 @@ from harness.run.launch_joblib import JoblibLauncher
 from harness.run.launch_ray import RayLauncher
 from harness.run.launch_submitit import SubmititLauncher
 from harness.run.lost import give_up
-from harness.run.progress import asked_since
+from harness.run.progress import Stood, asked_since, stood
 from harness.run.relaunch import Ended, run_all
 from harness.run.report import write_all
 from harness.run.shards import load_records
-from harness.run.store import now
 from harness.run.supervise import printed
 from harness.run.sweep_folder import SUMMARY
 from harness.types import UserError
@@ -105,12 +104,12 @@ class FoldedSweeper(Sweeper):
         common = set(plan[0].job.shared).intersection(*(one.job.shared for one in plan))
         for number, one in enumerate(plan):
             print(f"  job {number}: {one.line(common)}", flush=True)
-        began = now()
+        before = {one.folder: stood(one.folder) for one in plan}
         ended = run_all([one.job for one in plan], self.launcher.launch, folder, lambda line: print(line, flush=True))
         homes = {one.job.shared: one.folder for one in plan}
         (folder / SUMMARY).write_text(json.dumps([_row(one, homes) for one in ended], indent=1), encoding="utf-8")
-        self._give_up(ended, folder, began)
-        _report(list(dict.fromkeys(homes.values())), folder, ended, self.config.hydra, began)
+        self._give_up(ended, folder, lambda job: before[homes[job.shared]])
+        _report(list(dict.fromkeys(homes.values())), folder, ended, self.config.hydra, before)
         return any(one.outcome.status != "ok" for one in ended)
 
     def _plan(self, jobs: Sequence[Job]) -> list[Planned]:
@@ -133,7 +132,7 @@ class FoldedSweeper(Sweeper):
         cfg = self.context.config_loader.load_sweep_config(self.config, job.overrides)
         return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
-    def _give_up(self, ended: Sequence[Ended], folder: Path, began: str) -> None:
+    def _give_up(self, ended: Sequence[Ended], folder: Path, before: Callable[[Job], Stood]) -> None:
         """Failed records for what jobs that were cut off leave unmade; this sweep's own records stand."""
         for one in ended:
             place = folder / str(one.number)
@@ -142,7 +141,7 @@ class FoldedSweeper(Sweeper):
             try:
                 cfg = self._compose(one.job)
                 config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-                give_up(config, cells(cfg, one.job.overrides), one.outcome.reason, printed(place), began)
+                give_up(config, cells(cfg, one.job.overrides), one.outcome.reason, printed(place), before(one.job))
             except Exception as error:  # the report of all others is worth more
                 print(f"job {one.number}: what it left unmade is missing, not failed: {one_line(error)}", file=sys.stderr)
 
@@ -163,7 +162,7 @@ def _row(one: Ended, homes: Mapping[tuple[str, ...], Path]) -> dict[str, Any]:
     return {"job": one.number, "overrides": one.job.overrides, **run, **asdict(one.outcome)}
 
 
-def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: Any, began: str) -> None:
+def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: Any, before: Mapping[Path, Stood]) -> None:
     """One report a run and, of several runs, one over all; how jobs and records went; last, where everything is."""
     told: list[Path] = []
     for run in runs:
@@ -180,7 +179,7 @@ def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: A
     for one in failures:
         print(f"job {one.number} failed: {one.outcome.reason}", file=sys.stderr)
         print(f"  again: {again(one.job.overrides, hydra)}", file=sys.stderr)
-    records = Counter(status for run in told for status in _statuses(run, began))
+    records = Counter(status for run in told for status in _statuses(run, before[run]))
     print(f"jobs: {len(ended) - len(failures)} ok, {len(failures)} failed; records: {_counts(records)}")
     for path in [*told, *([page] if page.exists() else [])]:
         print(path)
@@ -195,11 +194,11 @@ def _or_said(what: str) -> Iterator[None]:
         print(f"{what}: {error if isinstance(error, UserError) else one_line(error)}", file=sys.stderr)
 
 
-def _statuses(run: Path, began: str) -> list[str]:
+def _statuses(run: Path, before: Stood) -> list[str]:
     """Of the records that this sweep asked for, and of those made for its jobs that died."""
-    asked = asked_since(run, began)
-    records = load_records(run).records
-    return [str(record["status"]) for record in records if record["key"] in asked or str(record["written_at"]) >= began]
+    loaded = load_records(run)
+    mine = asked_since(run, before) | before.new(loaded.tries)
+    return [str(record["status"]) for record in loaded if record["key"] in mine]
 
 
 def _counts(records: Mapping[str, int]) -> str:

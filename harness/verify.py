@@ -8,24 +8,31 @@ import math
 import random
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.files import printable
 from harness.lm.waves import parse_bytes
 from harness.run.assemble import Bench, assemble
-from harness.run.cells import Cell, build
+from harness.run.cells import Cell
 from harness.run.progress import manifests
 from harness.run.recorder import Work
-from harness.run.shards import FINAL, load_records
+from harness.run.schema import FINAL
+from harness.run.shards import load_records
 from harness.run.store import Store
 from harness.run.trace_file import bare
+from harness.run.trusted import Builder, check_rest
 from harness.types import UserError, require
 
 Json = dict[str, Any]
 
 SAMPLE = 10
+ALLOW = (
+    "a module of your own that the run's parts may come from (repeatable); without it only this project's classes are made, "
+    "and no other module is imported"
+)
 TOLERANCE = 1e-4  # of numbers that are not whole: what a wave of other rows may change in their last digits
 COMPARED = (
     *("status", "prompt_sha256", "n_prompt", "output", "stop_reason", "score", "metrics", "weight"),
@@ -43,11 +50,16 @@ class Verdict:
     other_code: int
 
 
-def verify(folder: Path, sample: int = SAMPLE) -> Verdict:
+def verify(folder: Path, sample: int = SAMPLE, allow: Collection[str] = ()) -> Verdict:
     """Make `sample` finished records of a run again (the same ones every time), from the configuration it was run with.
 
+    Args:
+        folder: the run; it may be anybody's, for nothing in it chooses what code runs.
+        sample: how many records.
+        allow: modules outside the project that its parts may come from, and settings that let code run.
+
     Raises:
-        UserError: no records, no manifest, a configuration that cannot be run here.
+        UserError: no records, no manifest, a configuration that cannot be run here or that names code of nobody known.
     """
     require(sample > 0, "--sample", sample, "a positive number of records")
     records = [record for record in load_records(folder) if record["status"] in FINAL]
@@ -55,8 +67,11 @@ def verify(folder: Path, sample: int = SAMPLE) -> Verdict:
     if not records or not told:
         raise UserError(f"{folder} has no {'finished records' if told else 'manifest'}: there is nothing to verify")
     chosen = choose(records, sample)
-    cells = {_cell_of(record): _cell(record) for record in chosen}
-    bench = assemble(_config(told), list(cells.values()))
+    build = Builder(frozenset(allow))
+    config = _config(told)
+    check_rest(config)
+    cells = {_cell_of(record): _cell(record, build) for record in chosen}
+    bench = assemble(config, list(cells.values()), build=build)
     with tempfile.TemporaryDirectory() as scratch:
         made = _made(bench, Path(scratch), chosen, cells)
     different = [line for record in chosen for line in differences(record, made.get(_name(record)))]
@@ -128,7 +143,7 @@ def _cell_of(record: Mapping[str, Any]) -> str:
     return json.dumps([record["stack"], record["point"], record["stack_config"]], sort_keys=True)
 
 
-def _cell(record: Mapping[str, Any]) -> Cell:
+def _cell(record: Mapping[str, Any], build: Builder) -> Cell:
     stack = build(record["stack_config"], f"stack {record['stack']!r}")
     return Cell(record["stack"], record["point"], record["stack_config"], stack)
 
@@ -143,14 +158,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.verify", description="Make a sample of records again and compare.")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, such as results/<run_id>")
     parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help=f"records to make again ({SAMPLE})")
+    parser.add_argument("--allow", action="append", default=[], metavar="MODULE", help=ALLOW)
     options = parser.parse_args(arguments)
     try:
-        found = verify(options.run, options.sample)
+        found = verify(options.run, options.sample, options.allow)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     for line in found.different:
-        print(line)
+        print(printable(line))
     if found.other_code:
         print(f"{found.other_code} of them were made by other code or library versions than are here")
     print(f"{found.checked - len(found.different)} equal, {len(found.different)} differing")

@@ -19,6 +19,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from harness.files import read_text
 from harness.package_data import fetch, fetch_many
 from harness.types import UserError, require
 
@@ -161,7 +162,7 @@ class LocalText(Text):
 
     def _text(self, file: Path) -> str:
         try:
-            return file.read_text(encoding="utf-8")
+            return read_text(file, follow=True)
         except UnicodeDecodeError as error:
             raise UserError(f"corpus.path={self.path!r}: {file} is not UTF-8 text ({error.reason})") from None
         except OSError as error:

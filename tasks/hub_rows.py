@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.files import read_text
 from harness.types import UserError
 
 
@@ -17,7 +18,7 @@ def squad_rows(path: str) -> list[dict[str, Any]]:
         UserError: no such file, or one of another format; it names the file and the place.
     """
     try:
-        found = json.loads(Path(path).expanduser().read_text(encoding="utf-8-sig"))
+        found = json.loads(read_text(Path(path).expanduser(), "utf-8-sig", follow=True))
     except OSError as error:
         raise UserError(f"task.path={path!r} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.files import read_text
 from harness.types import Corpus, Example, Score, Tokens, UserError, require
 from tasks import scoring
 from tasks.checks import listed, require_bools, share, stop_strings, whole
@@ -69,7 +70,7 @@ class JsonLines:
         """
         path = Path(str(self.path)).expanduser()
         try:
-            text = path.read_text(encoding="utf-8-sig")
+            text = read_text(path, "utf-8-sig", follow=True)
         except OSError as error:
             raise UserError(f"task.path={self.path!r} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:

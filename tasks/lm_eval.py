@@ -71,6 +71,8 @@ class LmEval:
     query_aware: ClassVar[bool] = True
     chance: ClassVar[float] = 0.0  # the record of a multiple choice says its own
 
+    runs_code: ClassVar[tuple[str, ...]] = ("include_path", "unsafe_code")  # settings that a user must say himself
+
     name: Any  # a text or a list of texts; once made, one text
     num_fewshot: int | None = None
     metadata: Mapping[str, Any] | None = None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness.remote_code import no_remote_code
 from harness.types import UserError, require
 
 OTHER_SEED = 1234  # lm-eval's own default for numpy, torch and few-shot draws; python's is 0, like ours
@@ -19,7 +20,7 @@ def load_tasks(names: Sequence[str], metadata: Mapping[str, Any], include_path: 
     """lm-eval's tasks and groups of these names, data included (UserError for what cannot be had)."""
     manager = _manager(names, metadata, include_path)
     try:
-        with _seeded_downloads(seed):
+        with _seeded_downloads(seed), no_remote_code():
             return dict(manager.load(list(names)))
     except ImportError as error:
         hint = "pip install 'lm-eval[ruler]'" if "wonderwords" in str(error) else "install the package it names"

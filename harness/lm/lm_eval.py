@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.lm.lm_eval_model import MODEL, OWN, settings
+from harness.remote_code import no_remote_code
 from harness.types import UserError, require
 
 
@@ -29,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if getattr(parsed, "model", None) == MODEL:
             _prepare(parsed)
-        command.execute(parsed)
+        with no_remote_code():  # of our model nothing is run, and no task may ask for more
+            command.execute(parsed)
     except UserError as error:
         sys.exit(f"error: {error}")
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from pickle import UnpicklingError  # what torch says of weights that hold more than tensors
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from harness.types import UserError, require
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NEEDED = {"wheel": "wheel", "path": "path", "hub": "repo", "random": "random"}
-_CANNOT_LOAD = (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, SafetensorError)
+_CANNOT_LOAD = (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, SafetensorError, UnpicklingError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +197,7 @@ def _weights(spec: ModelSpec, directory: Path, attn: str) -> Any:
             dtype=_DTYPES[spec.dtype],
             attn_implementation=attn,
             trust_remote_code=False,
+            weights_only=True,
             output_loading_info=True,
             **placement,
         )

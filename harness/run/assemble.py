@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from harness.lm.deadline import TimedEngine
 from harness.lm.engine import Engine
 from harness.lm.load import LM, ModelSpec, load, outline
 from harness.lm.waves import parse_bytes
+from harness.run import cells as composed
 from harness.run import identity
-from harness.run.cells import Cell, build
+from harness.run.cells import Cell
 from harness.run.lm_eval_runner import LmEvalRunner
 from harness.run.recorder import Setup, Work
 from harness.run.runner import Runner
@@ -30,6 +31,8 @@ from harness.types import Corpus, Example, Task, UserError, require
 
 RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval": LmEvalRunner}
 NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit")
+Build = Callable[[Any, str], Any]  # from a part's configuration and its name, which a refusal starts with
+
 MOST_SEED = 1 << 63  # torch's generators take no more
 
 
@@ -129,12 +132,13 @@ class Bench:
         return identity.manifest(self.config, self.lm.identity, about, [cell.name for cell in cells])
 
 
-def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool = True) -> Bench:
+def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool = True, build: Build = composed.build) -> Bench:
     """Build and load everything a configuration names; UserError before any model loads where possible.
 
-    Without weights the bench knows every record it would make, and can make none.
+    Without weights the bench knows every record it would make, and can make none. `build` makes the parts: by default
+    whatever they name, which is for configurations that the user typed; of a run folder `trusted.Builder`.
     """
-    options, spec, task = outlined(config)
+    options, spec, task = outlined(config, build)
     corpus: Corpus | None = build(config["corpus"], "corpus") if getattr(task, "needs_corpus", True) else None
     if weights:
         spec.check()
@@ -193,7 +197,7 @@ def reproducible(seed: int) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def outlined(config: Mapping[str, Any]) -> tuple[Options, ModelSpec, Task]:
+def outlined(config: Mapping[str, Any], build: Build = composed.build) -> tuple[Options, ModelSpec, Task]:
     """What a configuration says of everything but its stacks, checked; nothing is loaded (UserError)."""
     options = Options.of(config)
     spec: ModelSpec = build(config["model"], "model")

@@ -19,7 +19,7 @@ from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.recorder import Work, asked
 from harness.run.report import write_all
-from harness.run.shards import FINAL
+from harness.run.schema import FINAL
 from harness.run.store import Store
 from harness.run.table import show
 from harness.types import UserError

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from harness.files import kind, read_plain
 from harness.run.point_measures import number
 from harness.run.point_row import CONFIGURATION, configuration, example_of, is_scored
 
@@ -128,10 +130,12 @@ def _bucket(sums: Floats, start: int, stop: int, documents: int) -> dict[str, An
 
 def _series(path: Path, record: Record) -> tuple[Floats, Floats, Floats]:
     """(position, nll, kl) of a file, each (tokens scored,)."""
-    if not path.is_file():
+    if kind(path.parent) == "" or kind(path) == "":
         raise _UnreadableError("missing")
+    if kind(path.parent) != "a folder" or kind(path) != "file":
+        raise _UnreadableError("not a plain file of this run")
     try:
-        frame = pd.read_parquet(path, columns=list(_SERIES)).astype("float64")
+        frame = pd.read_parquet(BytesIO(read_plain(path)), columns=list(_SERIES)).astype("float64")
     except (OSError, ValueError, KeyError, TypeError, NotImplementedError):
         raise _UnreadableError(f"not a series of this program: expected a parquet file of {', '.join(_SERIES)}") from None
     position, nll, kl = (frame[name].to_numpy() for name in _SERIES)

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from harness.files import say_once
 from harness.lm.engine import Engine
 from harness.lm.lm_eval_requests import Encoder, Request, generation_limits, prompt_hash
 from harness.lm.lm_eval_serve import Asked, LmEvalService, Replied
@@ -167,10 +168,16 @@ class LmEvalRunner:
     def _results(self, works: Sequence[LmEvalWork]) -> None:
         """lm-eval's results of every cell, over its documents that have an answer, in a file of the run folder."""
         done = {r["key"]: r for r in self.store.records() if r["status"] in ("ok", "not_exercised")}
+        if self.task.unsafe_code:  # what is run is what was generated here, not what stands in a folder
+            done = {key: r for key, r in done.items() if r["writer"] == self.store.writer}
         by_cell: dict[str, dict[str, Any]] = {}
         for work in works:
             if work.key in done:
-                answers = from_output(work.document, done[work.key]["output"])
+                try:
+                    answers = from_output(work.document, done[work.key]["output"])
+                except (ValueError, TypeError):
+                    say_once(f"{self.store.folder}: the output of {work.example.id} is no answer of lm-eval's; passed over")
+                    continue
                 by_cell.setdefault(work.cell.name, {})[work.example.id] = answers
         for name, responses in by_cell.items():
             with _one_process():

@@ -11,8 +11,9 @@ from typing import Any
 
 from harness.run.assemble import assemble
 from harness.run.cells import Cell
-from harness.run.progress import state
+from harness.run.progress import Stood, state
 from harness.run.recorder import Work, asked
+from harness.run.shards import read
 from harness.run.store import Store
 from harness.run.trace_file import naming, trace_file
 
@@ -20,10 +21,10 @@ WHY = "the job ended before this record was made"
 TAIL = 8192  # characters of what was printed
 
 
-def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, printed: str, since: str) -> int:
+def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, printed: str, before: Stood) -> int:
     """Write a failed record for all that a configuration asks for and nobody made; returns how many.
 
-    Left alone are finished records, records of any kind written from `since` on, and what another process is busy with.
+    Left alone are finished records, records of any kind that came after `before`, and what another process is busy with.
     The same command tries failed records again.
 
     Args:
@@ -31,7 +32,7 @@ def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, print
         found: its cells.
         reason: how it ended, one line.
         printed: its last output or its traceback; the end of it goes to a file in `failures/`.
-        since: UTC as in `written_at`.
+        before: what the run folder held when the process's sweep began.
 
     Raises:
         UserError: tokenizer, examples or limits of a calibrated codec cannot be had here, or the folder cannot be written.
@@ -41,7 +42,7 @@ def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, print
     try:
         runner = bench.runner(store)
         works = bench.works(runner)
-        told = {record["key"] for record in store.records() if str(record["written_at"]) >= since}
+        told = before.new(read(store.folder).tries)
         with runner.recorder([work for work in works if work.key not in told]) as recorder:
             lost = list(next(recorder.rounds(), ()))
             if not lost:

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from harness.files import kind, read_plain, say_once
 from harness.run.claims import held
 from harness.run.identity import record_key
-from harness.run.shards import Loaded, load_records
+from harness.run.schema import manifest_fault
+from harness.run.shards import read
 from harness.run.sweep_folder import is_sweep, runs
 from harness.types import UserError
 
 Json = dict[str, Any]
-
-CONFIGURED = {"model", "task", "seed", "limit", "memory_limit", "results_dir"}
-NOTHING = Loaded(records=[], duplicates=0, half_written=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,45 +74,65 @@ def run_folders(folder: Path) -> list[Path]:
     return found
 
 
-def manifests(folder: Path) -> list[Json]:
-    """The manifests of a run that can be read, oldest first."""
+def manifests(folder: Path, without: Collection[str] = ()) -> list[Json]:
+    """The manifests of a run, oldest first, but those of these file names; what cannot be read is named and passed over."""
+    place = folder / "manifests"
+    if kind(place) not in ("", "a folder"):
+        say_once(f"{place} is {kind(place)}, not a folder of this run: it is left alone")
+        return []
     found = []
-    for path in sorted((folder / "manifests").glob("*.json")):
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if _ours(manifest):
+    for path in sorted(place.glob("*.json")):
+        manifest, fault = ({}, "") if path.name in without else _manifest(path)
+        if fault:
+            say_once(f"{path} is no manifest: {fault}; passed over")
+        elif manifest:
             found.append(manifest)
     return found
 
 
-def _ours(manifest: Any) -> bool:
-    """Whether a file's JSON says when an invocation began, how it was configured and, if anything, what it asked for."""
+def _manifest(path: Path) -> tuple[Json, str]:
+    """A manifest, and why it cannot be read."""
     try:
-        begun = datetime.fromisoformat(manifest["time"])
-        whole = begun.tzinfo is not None and manifest["config"].keys() >= CONFIGURED
-        cells, examples = _listed(manifest)
-        hash((*cells, *examples))  # their values can be keys
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return False
-    return whole
+        data = read_plain(path)
+        manifest = json.loads(data)
+    except OSError as error:
+        return {}, str(error.strerror)
+    except (ValueError, RecursionError):
+        return {}, "it is not JSON"
+    return manifest, manifest_fault(manifest, data)
 
 
-def asked_since(folder: Path, began: str) -> set[str]:
-    """Keys of the records that invocations since `began` (UTC, as `store.now` writes it) asked for."""
-    told = [manifest for manifest in manifests(folder) if str(manifest["time"])[:19] >= began[:19]]
-    return {key for keys in _asked(told).values() for key in keys}
+@dataclass(frozen=True, kw_only=True)
+class Stood:
+    """What a run folder held at a moment: clocks of several machines cannot tell what came after it, this can."""
+
+    manifests: frozenset[str] = frozenset()  # their file names
+    tries: Mapping[str, int] = field(default_factory=dict)  # records of every key
+
+    def new(self, tries: Mapping[str, int]) -> set[str]:
+        """Keys that have more tries than at that moment."""
+        return {key for key, times in tries.items() if times > self.tries.get(key, 0)}
+
+
+def stood(folder: Path) -> Stood:
+    """What a run folder holds now; nothing where there is none."""
+    names = (path.name for path in (folder / "manifests").glob("*.json"))
+    return Stood(manifests=frozenset(names), tries=read(folder).tries) if folder.is_dir() else Stood()
+
+
+def asked_since(folder: Path, before: Stood) -> set[str]:
+    """Keys of the records that later invocations asked for."""
+    return {key for keys in _asked(manifests(folder, before.manifests)).values() for key in keys}
 
 
 def state(folder: Path, now: datetime | None = None) -> RunState:
     """How far a run is.
 
     Raises:
-        UserError: its records are not ours.
+        UserError: a file of it may not be read.
     """
     told = manifests(folder)
-    loaded = load_records(folder) if any(folder.glob("records-*.jsonl")) else NOTHING
+    loaded = read(folder)
     status = {record["key"]: str(record["status"]) for record in loaded}
     keys = _asked(told)
     cells = tuple(_cell(name, [status.get(key, "") for key in of]) for name, of in keys.items())

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import socket
 import sys
 import time
@@ -19,12 +20,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from harness.files import kind, open_plain, say_once
 from harness.run import atomic
-from harness.run.claims import Claims
-from harness.run.shards import FINAL, content, load_records, mend, parsed, shards
+from harness.run.claims import Claims, is_name, own_folder
+from harness.run.schema import FINAL, MOST_ATTEMPTS
+from harness.run.shards import content, mend, parsed, read, shards
 from harness.types import Record, UserError
 
 WAIT = 0.5  # seconds between two looks at what other writers are busy with
+TELL = 60.0  # seconds without news from others before a waiting writer says so
+PATIENCE = 1800.0  # seconds without news from others before it makes their records itself
+FOLDERS = ("manifests", "claims", "failures", "series")  # of a run folder, beside its records
 
 
 class Keyed(Protocol):
@@ -49,11 +55,13 @@ class Store(Generic[Work]):
     def __init__(self, folder: Path, *, redo: bool = False) -> None:
         self.folder, self.redo = folder, redo
         try:
-            (folder / "manifests").mkdir(parents=True, exist_ok=True)
+            own_folder(folder)
+            for name in FOLDERS:
+                if name == "manifests" or kind(folder / name):
+                    own_folder(folder / name)
         except OSError as error:
             raise UserError(f"results_dir: {folder} cannot be written: {error.strerror}") from None
-        self.started = now()
-        self.writer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.writer = f"{_host()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.shard = folder / f"records-{self.writer}.jsonl"
         self.claims = Claims(folder / "claims")
         self.asked: set[str] = set()
@@ -65,11 +73,14 @@ class Store(Generic[Work]):
         self._claim_of: dict[str, str] = {}
         self.claims.take(self.writer)
         self._mend()
+        self._heard = False  # whether the last look found anything new
+        self._first = True  # what is there before this writer's first look, `redo` makes again
         self.refresh()
+        self._first = False
 
     def records(self) -> list[dict[str, Any]]:
         """Everything written so far, by all writers."""
-        return load_records(self.folder).records if any(self.folder.glob("records-*.jsonl")) else []
+        return read(self.folder).records
 
     def missing(self, works: Sequence[Work]) -> list[Work]:
         """Of the records asked for, those still to be made; what was asked for is remembered for the report."""
@@ -91,19 +102,34 @@ class Store(Generic[Work]):
         for one in self.missing(works):
             groups.setdefault(one.claim, []).append(one)
         left = list(groups.values())
+        waited = 0.0
         while left:
             busy: list[list[Work]] = []
-            yield self._free(left, busy)
+            yield self._free(left, busy, waited >= PATIENCE)
+            waited = waited + WAIT if len(busy) == len(left) and not self._heard else 0.0
             if len(busy) == len(left):
-                time.sleep(WAIT)
+                self._wait(waited, busy)
             left = busy
 
-    def _free(self, groups: Iterable[list[Work]], busy: list[list[Work]]) -> Iterator[list[Work]]:
+    def _wait(self, waited: float, busy: Sequence[Sequence[Work]]) -> None:
+        """Sleep until the next look; whoever waits long says for what, and what will come of it."""
+        if waited >= PATIENCE:
+            say_once(f"{self.folder}: no news from other writers for {PATIENCE:g} s; their records are made here as well")
+        elif waited >= TELL:
+            count = sum(map(len, busy))
+            say_once(
+                f"{self.folder}: waiting for {count} records that other writers claimed, {PATIENCE:g} s without news at most"
+            )
+        time.sleep(WAIT)
+
+    def _free(self, groups: Iterable[list[Work]], busy: list[list[Work]], force: bool) -> Iterator[list[Work]]:
+        """Works of the claims that are free; with `force` of all: what another writer holds is then done twice."""
+        self._heard = False
         self.refresh()
         for group in groups:
             if not self.missing(group):
                 continue
-            if not self.claims.take(group[0].claim):
+            if not self.claims.take(group[0].claim) and not force:
                 busy.append(group)
                 continue
             self.refresh()  # what its last owner wrote before giving it up
@@ -119,30 +145,34 @@ class Store(Generic[Work]):
         """Take in what other writers wrote since the last look, whole lines only."""
         for shard in shards(self.folder):
             start = self._read.get(shard, 0)
-            if shard == self.shard or shard.stat().st_size == start:
+            if shard == self.shard or shard.lstat().st_size == start:
                 continue
             data = content(shard, start)
             end = data.rfind(b"\n") + 1
             self._read[shard] = start + end
-            for record in parsed(data[:end], shard):
-                if record is not None:
+            self._heard |= end > 0
+            for _, record in parsed(data[:end]):
+                if isinstance(record, dict):
                     self._take_in(record)
                     self.news.add(record["key"])
 
     def _take_in(self, record: Mapping[str, Any]) -> None:
-        self._attempts[record["key"]] += 1
-        if record["status"] in FINAL and (not self.redo or record["written_at"] >= self.started):
-            self.done.add(record["key"])
+        key = record["key"]
+        self._attempts[key] = max(self._attempts[key] + 1, record["attempt"])
+        if record["status"] in FINAL and not (self.redo and self._first):
+            self.done.add(key)
 
     def append(self, records: Iterable[Record]) -> None:
         """Write records in one append, flushed to disk: a kill loses none that were appended."""
         stamped = [
-            dataclasses.asdict(r) | {"written_at": now(), "writer": self.writer, "attempt": self._attempts[r.key] + 1}
-            for r in records
+            dataclasses.asdict(r) | {"written_at": now(), "writer": self.writer, "attempt": self._next(r.key)} for r in records
         ]
+        if not stamped:
+            return
         lines = [json.dumps(_strict(one), allow_nan=False) + "\n" for one in stamped]
         try:
-            with self.shard.open("ab", buffering=0) as file:
+            handle = open_plain(self.shard, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with os.fdopen(handle, "ab", buffering=0) as file:
                 data = memoryview("".join(lines).encode())
                 while data:
                     data = data[file.write(data) :]
@@ -160,6 +190,10 @@ class Store(Generic[Work]):
                 if not self._open[claim]:
                     self._give_up(claim)
 
+    def _next(self, key: str) -> int:
+        """Which try of this key a record would be, as far as is known here."""
+        return min(self._attempts[key] + 1, MOST_ATTEMPTS)
+
     def _give_up(self, claim: str) -> None:
         del self._open[claim]
         self.claims.release(claim)
@@ -172,6 +206,10 @@ class Store(Generic[Work]):
 
     def write(self, name: Path, fill: Any) -> None:
         """Let `fill(path)` make a file of the run folder, whole or not at all; UserError when it cannot be written."""
+        try:
+            own_folder((self.folder / name).parent)
+        except OSError as error:
+            raise UserError(f"{self.folder / name} cannot be written: {error.strerror}") from None
         atomic.replace(self.folder / name, fill)
 
     def close(self) -> None:
@@ -182,10 +220,15 @@ class Store(Generic[Work]):
         """Mend what dead writers left; a shard whose writer lives is its own."""
         for shard in shards(self.folder):
             writer = shard.stem.removeprefix("records-")
-            if self.claims.take(writer) and self.claims.locks:
+            if is_name(writer) and self.claims.take(writer) and self.claims.locks:
                 if mend(shard):
                     print(f"{shard}: its last line was cut short; that record is made again", file=sys.stderr)
                 self.claims.release(writer)
+
+
+def _host() -> str:
+    """The machine's name as a part of file names."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname()).strip("-")[:60] or "host"
 
 
 def now() -> str:

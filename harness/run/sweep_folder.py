@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.files import kind, read_plain
 from harness.types import UserError
 
 SUMMARY = "sweep.json"
@@ -16,7 +17,7 @@ SUMMARY = "sweep.json"
 
 def is_sweep(folder: Path) -> bool:
     """Whether a folder is that of a sweep which came to its end."""
-    return (folder / SUMMARY).is_file()
+    return kind(folder / SUMMARY) == "file"
 
 
 def runs(folder: Path) -> list[Path]:
@@ -27,7 +28,7 @@ def runs(folder: Path) -> list[Path]:
     """
     summary = folder / SUMMARY
     try:
-        rows = json.loads(summary.read_text(encoding="utf-8"))
+        rows = json.loads(read_plain(summary))
         named = [(str(row.get("cwd", "")), Path(row["run"])) for row in rows]
     except OSError as error:
         raise UserError(f"{summary} cannot be read: {error.strerror}") from None

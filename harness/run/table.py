@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from harness.files import printable
 from harness.run.pareto import GROUP
 from harness.run.point_row import BASE, RUN_GROUP
 from harness.run.units import iec, interval_text, mode, score_text, share_text, signed, small
@@ -52,7 +53,9 @@ def _console() -> Console:
 def _empty(first: pd.Series[Any], what: str = "") -> Table:
     better = "higher" if first["higher_is_better"] else "lower"
     title = f"{first['model']} · {first['task']} · {mode(first)} · {first['metric']} ({better} is better){what}"
-    table = Table(title=escape(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD)
+    table = Table(
+        title=escape(printable(title)), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD
+    )
     table.add_column("stack", overflow="fold", min_width=12)
     return table
 
@@ -67,13 +70,13 @@ def _table(group: pd.DataFrame) -> Group:
     table.add_column("front", justify="center", no_wrap=True)
     for _, row in group.sort_values(["bytes_context", "label"], na_position="last").iterrows():
         table.add_row(*_cells(row), style="dim" if not row["on_frontier"] and row["stack"] != BASE else "")
-    return Group(table, Text("\n".join(_notes(group)), style="italic"), Text(""))
+    return Group(table, Text("\n".join(map(printable, _notes(group))), style="italic"), Text(""))
 
 
-def _cells(row: pd.Series[Any]) -> tuple[str, ...]:
+def _cells(row: pd.Series[Any]) -> tuple[str | Text, ...]:
     difference = f"{signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip()
     return (
-        escape(row["label"]),
+        Text(printable(row["label"])),
         str(row["n"]),
         f"{score_text(row['score'])} {interval_text(row['score_lo'], row['score_hi'])}".strip(),
         "base" if row["stack"] == BASE else difference,
@@ -126,13 +129,13 @@ def _contrast_table(group: pd.DataFrame) -> Group:
     table.add_column("bytes to it", justify="right", no_wrap=True)
     for _, row in group.sort_values(["bytes_context", "label"], na_position="last").iterrows():
         table.add_row(*_contrast_cells(row))
-    return Group(table, Text("\n".join(_contrast_notes(group, against)), style="italic"), Text(""))
+    return Group(table, Text("\n".join(map(printable, _contrast_notes(group, against))), style="italic"), Text(""))
 
 
-def _contrast_cells(row: pd.Series[Any]) -> tuple[str, ...]:
+def _contrast_cells(row: pd.Series[Any]) -> tuple[str | Text, ...]:
     simulated = "simulated" in (row["storage"], row["against_storage"])
     return (
-        escape(row["label"]),
+        Text(printable(row["label"])),
         str(row["n_shared"]),
         score_text(row["score"]),
         score_text(row["against_score"]),

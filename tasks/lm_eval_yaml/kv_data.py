@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from harness.types import Example, UserError
+from harness.types import Example, UserError, require
 from tasks import scoring
 from tasks.plain_tokens import PlainTokens
 
@@ -65,6 +65,8 @@ def _examples(name: str, metadata: dict[str, Any]) -> tuple[Any, Sequence[Exampl
     known = {key: value for key, value in metadata.items() if key in settings and not key.startswith("_")}
     task = instantiate(OmegaConf.merge(settings, known), _convert_="all")
     chosen = metadata.get("corpus", "kjv")
+    known_texts = sorted(file.stem for file in (CONF / "corpus").glob("*.yaml"))
+    require(chosen in known_texts, "metadata corpus", chosen, f"one of {', '.join(known_texts)}")
     needed = getattr(task, "needs_corpus", True)
     corpus = instantiate(OmegaConf.load(CONF / "corpus" / f"{chosen}.yaml"), _convert_="all") if needed else None
     source = next((metadata[key] for key in ("tokenizer", "pretrained") if metadata.get(key)), None)
@@ -72,5 +74,5 @@ def _examples(name: str, metadata: dict[str, Any]) -> tuple[Any, Sequence[Exampl
         raise UserError(
             "these tasks fit their prompts to a tokenizer: name one with --model_args pretrained=... or tokenizer=..."
         )
-    tokens = PlainTokens(AutoTokenizer.from_pretrained(source))
+    tokens = PlainTokens(AutoTokenizer.from_pretrained(source, trust_remote_code=False))
     return task, task.examples(tokens, corpus, int(metadata.get("seed", 0)))

@@ -11,6 +11,9 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")])
 ORDER = (
     "types",
+    "files",
+    "remote_code",
+    "wheel",
     "package_data",
     "composition",
     "stages",
@@ -19,7 +22,7 @@ ORDER = (
     "run",
     "command",
 )  # harness/*.py beside them are commands
-TASKS_MAY_SEE = ("types", "package_data")
+TASKS_MAY_SEE = ("types", "files", "remote_code", "package_data")
 
 
 def room(module: str) -> str | None:

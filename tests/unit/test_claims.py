@@ -50,9 +50,9 @@ def test_a_claim_is_one_writers_until_it_is_released_or_its_process_dies(tmp_pat
 
 
 def test_a_failure_never_replaces_a_finished_record(tmp_path: Path) -> None:
-    good = make(key="k", written_at="2026-01-01")
-    bad = good | {"status": "failed", "score": None, "written_at": "2026-01-02"}
-    newer = good | {"score": 0.0, "written_at": "2026-01-03"}
+    good = make(key="k", written_at="2026-01-01T00:00:00+00:00")
+    bad = good | {"status": "failed", "score": None, "written_at": "2026-01-02T00:00:00+00:00"}
+    newer = good | {"score": 0.0, "written_at": "2026-01-03T00:00:00+00:00"}
     assert latest([bad, good]) == [good] and latest([good, bad]) == [good]
     assert latest([newer, good, bad]) == [newer]
     write_shard(tmp_path, [good, bad], "a")

@@ -17,11 +17,11 @@ from harness.run.cells import cells
 from harness.run.command import execute
 from harness.run.lost import WHY, give_up
 from harness.run.points import points
-from harness.run.progress import state
+from harness.run.progress import Stood, state, stood
 from harness.run.recorder import Work
 from harness.run.report import write_all
 from harness.run.shards import load_records
-from harness.run.store import Store, now
+from harness.run.store import Store
 from harness.types import UserError
 from tests import lm_eval_tasks
 
@@ -50,9 +50,9 @@ def composed(folder: Path, kind: str = "questions", stacks: str = STACKS) -> tup
     return hydra.compose("config", overrides=overrides), overrides
 
 
-def lost(cfg: DictConfig, overrides: list[str], since: str = "", printed: str = "") -> int:
+def lost(cfg: DictConfig, overrides: list[str], before: Stood = Stood(), printed: str = "") -> int:  # noqa: B008
     config: Any = OmegaConf.to_container(cfg, resolve=True)
-    return give_up(config, cells(cfg, overrides), "killed by SIGKILL", printed, since)
+    return give_up(config, cells(cfg, overrides), "killed by SIGKILL", printed, before)
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -83,7 +83,7 @@ def test_all_that_is_missing_fails_and_the_same_command_makes_it(kind: str, tmp_
 
 def test_what_others_hold_and_what_has_already_failed_is_left_alone(tmp_path: Path) -> None:
     cfg, overrides = composed(tmp_path)
-    began = now()
+    began = Stood()
     assert lost(cfg, overrides, began) == 6
     assert lost(cfg, overrides, began) == 0, "told once a sweep"
     folder = next((tmp_path / "results").iterdir())
@@ -91,7 +91,7 @@ def test_what_others_hold_and_what_has_already_failed_is_left_alone(tmp_path: Pa
     assert write_all(folder)["n_failed"].sum() == 6, "a run of failures alone has a report"
     other: Store[Work] = Store(folder)
     assert other.claims.take(claims_of(cfg, overrides)[0])
-    assert lost(cfg, overrides, now()) == 3, "one of two contexts is being worked on"
+    assert lost(cfg, overrides, stood(folder)) == 3, "one of two contexts is being worked on"
     other.close()
 
 

@@ -1,0 +1,141 @@
+"""Files in folders that somebody else may have filled: only plain files are opened, and no link in there is followed.
+
+It knows no record and no cache. What a user names on the command line may be a link; what stands in a folder may not.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LOCKLESS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)  # what a file system without locks says
+_KINDS = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+_SAID: set[str] = set()
+
+
+def kind(path: Path) -> str:
+    """What stands at a path, links not followed: "" where nothing does, "file", "a folder", "a link", "a pipe" ..."""
+    try:
+        mode = stat.S_IFMT(path.lstat().st_mode)
+    except (OSError, ValueError):
+        return ""
+    return "file" if mode == stat.S_IFREG else _KINDS.get(mode, "a device")
+
+
+def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
+    """A descriptor of a plain file; it never waits.
+
+    Args:
+        path: the file.
+        flags: as for os.open.
+        follow: whether it may be a link to a plain file, which only a path that the user typed may be.
+
+    Raises:
+        OSError: no such file, no access, or no plain file (errno ELOOP, with the reason in words).
+    """
+    if not follow and kind(path) not in ("", "file"):
+        raise OSError(errno.ELOOP, f"it is {kind(path)}, not a plain file", str(path))
+    more = os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    handle = os.open(path, flags | more, 0o666)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.ELOOP, "it is not a plain file", str(path))
+    return handle
+
+
+def read_plain(path: Path, start: int = 0, *, follow: bool = False) -> bytes:
+    """The bytes of a plain file from `start` on; OSError as `open_plain`."""
+    with os.fdopen(open_plain(path, follow=follow), "rb") as file:
+        file.seek(start)
+        return file.read()
+
+
+def read_text(path: Path, encoding: str = "utf-8", *, follow: bool = False) -> str:
+    """The text of a plain file, its line ends as Python has them; OSError as `open_plain`, UnicodeDecodeError."""
+    return io.TextIOWrapper(io.BytesIO(read_plain(path, follow=follow)), encoding=encoding).read()
+
+
+def lock(path: Path, *, wait: bool = False) -> int | None:
+    """A descriptor that holds the lock of a file until it is closed or its process ends; None while another has it.
+
+    Raises:
+        OSError: errno in LOCKLESS where the file system has no locks; else the file cannot be made, or is no plain file.
+    """
+    while True:
+        handle = open_plain(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if _is(handle, path):
+                return handle
+        except (BlockingIOError, PermissionError):  # some file systems say so when it is taken
+            os.close(handle)
+            return None
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # its last owner removed it in between
+
+
+@contextmanager
+def alone(path: Path, what: str) -> Iterator[bool]:
+    """Hold a lock, after waiting for whoever has it; False where the file system has none, and a build may be done twice."""
+    try:
+        handle = lock(path)
+        if handle is None:
+            print(f"{what}: another process is at it, waiting", file=sys.stderr)
+            handle = lock(path, wait=True)
+    except OSError as error:
+        if error.errno not in LOCKLESS:
+            raise
+        handle = None
+    try:
+        yield handle is not None
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file; False where that cannot be told. It writes nothing."""
+    try:
+        handle = open_plain(path)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+def _is(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except OSError:
+        return False
+
+
+def printable(text: str) -> str:
+    """A text as one harmless line: control characters, line breaks and lone surrogates are spelled out."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def say_once(line: str) -> None:
+    """Print a line on stderr, the first time only in this process."""
+    if line not in _SAID:
+        _SAID.add(line)
+        print(printable(line), file=sys.stderr, flush=True)
