@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.run.point_measures import answer_flips, by_order, effective_bits, fidelity, number, sizes
-from harness.run.statistics import UNKNOWN, Estimate, Sample, difference, estimate, verdict
+from harness.run.statistics import FEW_DOCUMENTS, UNKNOWN, Estimate, Sample, difference, estimate, verdict
 from harness.run.trace_file import bare
 
 Record = Mapping[str, Any]
@@ -135,6 +135,11 @@ def example_of(record: Record) -> tuple[Any, ...]:
     return record["example_id"], record["prompt_sha256"], record["seed"]
 
 
+def document_of(record: Record) -> Any:
+    """What the record's example shares with others that are not independent of it."""
+    return record["group_id"] or record["example_id"]
+
+
 def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
@@ -146,9 +151,10 @@ def is_scored(record: Record) -> bool:
 
 
 def _sample(records: Sequence[Record]) -> Sample:
-    groups = [record["group_id"] or record["example_id"] for record in records]
+    groups = [document_of(record) for record in records]
     scores = np.array([number(record["score"]) for record in records])
-    return Sample(scores, np.array([float(record["weight"]) for record in records]), np.array(groups, dtype=object))
+    weights = np.array([float(record["weight"]) for record in records])
+    return Sample(scores, weights, np.array(groups, dtype=object), shares=bool(records[0]["higher_is_better"]))
 
 
 def _against_full(point: Point, base: dict[Any, Record]) -> Comparison:
@@ -195,6 +201,7 @@ def _counts(point: Point) -> dict[str, Any]:
     errors = Counter(bare(record["error"]) for record in latest.values() if record["error"])
     return {
         "n": len(point.scored),
+        "n_documents": len({str(document_of(record)) for record in point.scored.values()}),
         "n_prompts": len(latest),
         "n_failed": status["failed"],
         "n_refused": status["refused"],
@@ -230,8 +237,9 @@ def _knob(key: str, value: object, unit: object) -> str:
 
 def _discriminative(full: Estimate, chance: float, lower: bool) -> bool | None:
     """Whether the full cache is far enough from a guess for a loss to show; None where that is not known."""
-    if not math.isfinite(full.interval.half_width) or (lower and chance <= 0):
+    if not (math.isfinite(full.interval.half_width) and math.isfinite(chance)) or (lower and chance <= 0):
         return None
-    if lower:
-        return full.interval.high < chance
-    return full.interval.low > chance and full.value - chance >= FLOOR
+    seems = full.value < chance if lower else full.value - chance >= FLOOR
+    clear = full.interval.high < chance if lower else full.interval.low > chance
+    few = full.documents is not None and full.documents < FEW_DOCUMENTS
+    return None if few and seems and not clear else seems and clear
