@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.run.point_measures import answer_flips, by_order, effective_bits, fidelity, number, sizes
+from harness.run.point_measures import answer_flips, by_order, chance_of, effective_bits, fidelity, number, sizes, without_bytes
 from harness.run.statistics import FEW_DOCUMENTS, UNKNOWN, Estimate, Sample, difference, estimate, verdict
 from harness.run.trace_file import bare
 
@@ -99,9 +99,11 @@ def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
     first, scored, latest = point.first, point.scored, point.latest
     found = _against_full(point, base)
     lower = not first["higher_is_better"]
+    chance = chance_of(list(scored.values()) or point.group, first["aggregate"])
     return {
         **{name: first[name] for name in ("run_id", "model", "task", "metric", "stack", "query_aware", "positions")},
-        **{name: first[name] for name in ("phase", "attn", "storage", "aggregate", "higher_is_better", "chance")},
+        **{name: first[name] for name in ("phase", "attn", "storage", "aggregate", "higher_is_better")},
+        "chance": chance,
         "point": _json(first["point"]),
         "stack_config": _json(first["stack_config"]),
         "seeds": ",".join(str(seed) for seed in sorted({record["seed"] for record in latest.values()})),
@@ -115,7 +117,7 @@ def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
         "mcnemar_p": found.paired.p_value,
         "diff_reason": found.reason,
         "vs_full": found.verdict(higher_is_better=not lower),
-        "discriminative": _discriminative(found.other, first["chance"], lower),
+        "discriminative": _discriminative(found.other, chance, lower),
         **sizes(list(scored.values())),
         "effective_bits": effective_bits(scored, base),
         "chunk": number(first.get("chunk")),
@@ -209,6 +211,7 @@ def _counts(point: Point) -> dict[str, Any]:
         "n_truncated": sum(bool(record["truncated"]) for record in whole),
         "n_unscored": sum(math.isnan(number(record["score"])) and not record["truncated"] for record in whole),
         "n_superseded": len(point.group) - len(latest),
+        "n_without_bytes": sum(map(without_bytes, point.scored.values())),
         "error": "; ".join(f"{text} ({count}x)" for text, count in errors.most_common(3)) or None,
     }
 
