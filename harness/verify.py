@@ -16,9 +16,10 @@ from typing import Any
 from harness.lm.waves import parse_bytes
 from harness.run.assemble import Bench, assemble
 from harness.run.cells import Cell, build
+from harness.run.current import current_records
 from harness.run.progress import manifests
 from harness.run.recorder import Work
-from harness.run.shards import FINAL, load_records
+from harness.run.shards import FINAL
 from harness.run.store import Store
 from harness.run.trace_file import bare
 from harness.types import UserError, require
@@ -50,7 +51,7 @@ def verify(folder: Path, sample: int = SAMPLE) -> Verdict:
         UserError: no records, no manifest, a configuration that cannot be run here.
     """
     require(sample > 0, "--sample", sample, "a positive number of records")
-    records = [record for record in load_records(folder) if record["status"] in FINAL]
+    records = [record for record in current_records(folder)[0] if record["status"] in FINAL]
     told = manifests(folder)
     if not records or not told:
         raise UserError(f"{folder} has no {'finished records' if told else 'manifest'}: there is nothing to verify")
