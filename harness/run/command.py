@@ -55,6 +55,9 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     """Run one configuration; returns (run folder, failed records). UserError before any model loads where possible."""
     _quiet()
     found = cells(cfg, overrides)
+    spelled = {cell.name: cell.spellings for cell in found if len(cell.spellings) > 1}
+    for name, spellings in spelled.items():
+        print(f"{name} is one point for what comes to the same: {'; '.join(spellings)}")
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     bench = assemble(config, found)
     store: Store[Work] = Store(Path(config["results_dir"]) / bench.setup.run_id, redo=bench.options.redo)
@@ -62,7 +65,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         runner = bench.runner(store)
         works = bench.works(runner)
         manifest = bench.manifest(found)
-        store.write_manifest(manifest | {"asked": asked(works)})
+        store.write_manifest(manifest | {"asked": asked(works), "spellings": spelled})
         failures = runner.run(works)
     finally:
         store.close()
