@@ -16,8 +16,8 @@ from harness.run.shards import Loaded, latest, load_records
 Record = dict[str, Any]
 
 
-def current_records(folder: Path) -> tuple[Loaded, str | None]:
-    """The run's records, and one line on those that are not its any more, None where there are none.
+def current_records(folder: Path, loaded: Loaded | None = None) -> tuple[Loaded, str | None]:
+    """The run's records (of those `loaded` from its folder), and one line on those that are not its any more, else None.
 
     A file of questions edited under its name, or other weights under the same path, make records stale: their example is
     gone, or another one has its id. Records under older code stay, as do those beyond the last invocation's limit.
@@ -25,7 +25,7 @@ def current_records(folder: Path) -> tuple[Loaded, str | None]:
     Raises:
         UserError: the folder or its records are missing or not ours.
     """
-    loaded, known = load_records(folder), samples(manifests(folder))
+    loaded, known = load_records(folder) if loaded is None else loaded, samples(manifests(folder))
     kept = [record for record in loaded if not _stale(record, known)]
     stale = len(loaded) - len(kept)
     line = f"{folder}: {stale} stale record(s), of examples or a model that are not the same any more: left out everywhere"
