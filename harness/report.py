@@ -12,12 +12,13 @@ from harness.files import printable
 from harness.run import dashboard, table
 from harness.run.atomic import replace
 from harness.run.contrast import contrasts
+from harness.run.current import current_records, merged
 from harness.run.curves import curves
 from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.progress import run_folders
 from harness.run.report import newest_manifest
-from harness.run.shards import latest, load_records, read, shards
+from harness.run.shards import load_records, read, shards
 from harness.run.sweep_folder import is_sweep
 from harness.types import UserError
 
@@ -26,8 +27,8 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     """Print the merged table and write one dashboard; points of different runs are never ranked against each other.
 
     A folder of runs stands for all of them, a sweep's folder for the runs it names. A record that stands in several folders
-    (a copied run) counts once. With labels in `against`, all points are also compared with those, and contrasts.csv is
-    written beside the page.
+    (a copied run) counts once; runs that share examples keep their own records. With labels in `against`, all points are
+    also compared with those, and contrasts.csv is written beside the page.
 
     Raises:
         UserError: a folder is missing or holds no records of ours, or no point has a label of `against`.
@@ -36,7 +37,7 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     manifests: dict[str, dict[str, Any]] = {}
     total = 0
     for folder in [run for named in folders for run in _runs(named)]:
-        loaded = load_records(folder) if folder in folders else read(folder)
+        loaded, stale = current_records(folder, load_records(folder) if folder in folders else read(folder))
         total += len(loaded) + loaded.duplicates
         found_records += [_located(record, folder) for record in loaded]
         manifest = newest_manifest(folder)
@@ -44,7 +45,9 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
             manifests |= {record["run_id"]: manifest for record in loaded}
         if loaded.half_written:
             print(f"{folder}: {loaded.half_written} half-written record(s) passed over")
-    records = latest(found_records)
+        if stale:
+            print(stale)
+    records = merged(found_records)
     if not records:
         raise UserError(f"no records in {', '.join(map(str, folders))}: no run there has a whole one")
     if total > len(records):

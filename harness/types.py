@@ -193,6 +193,7 @@ class Record:
     example_id: str
     group_id: str
     prompt_sha256: str
+    sample_sha256: str = ""  # example, task settings and model: a later invocation with another one makes this record stale
     first_ids: list[int]
     n_prompt: int
     truncated: bool

@@ -17,10 +17,10 @@ from harness.files import printable
 from harness.lm.waves import parse_bytes
 from harness.run.assemble import Bench, assemble
 from harness.run.cells import Cell
+from harness.run.current import current_records
 from harness.run.progress import manifests
 from harness.run.recorder import Work
 from harness.run.schema import FINAL
-from harness.run.shards import load_records
 from harness.run.store import Store
 from harness.run.trace_file import bare
 from harness.run.trusted import Builder, check_rest
@@ -62,7 +62,7 @@ def verify(folder: Path, sample: int = SAMPLE, allow: Collection[str] = ()) -> V
         UserError: no records, no manifest, a configuration that cannot be run here or that names code of nobody known.
     """
     require(sample > 0, "--sample", sample, "a positive number of records")
-    records = [record for record in load_records(folder) if record["status"] in FINAL]
+    records = [record for record in current_records(folder)[0] if record["status"] in FINAL]
     told = manifests(folder)
     if not records or not told:
         raise UserError(f"{folder} has no {'finished records' if told else 'manifest'}: there is nothing to verify")

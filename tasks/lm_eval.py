@@ -142,7 +142,7 @@ class LmEval:
         task.set_fewshot_seed(seed=OTHER_SEED + seed)
 
     def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
-        """Every document as an example, for its id, its first prompt and its target; `loaded` holds the requests."""
+        """Every document as an example: its id, first prompt, target and continuations; `loaded` holds the requests."""
         tokenizer: Any = tokens
         loaded = self.load(tokenizer.hf, seed)
         object.__setattr__(self, "loaded", loaded)
@@ -173,5 +173,6 @@ def _example(task: Any, document: Document) -> Example:
         question="",
         answer_prefix="",
         answers=() if rolling else tuple(map(str, answers)),
+        choices=tuple(str(one.args[1]) for one in document.instances if one.request_type == "loglikelihood"),
         length=length if whole(length, 1) else None,
     )

@@ -6,7 +6,7 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from harness.run import cells as composed
 from harness.run import identity
 from harness.run.cells import Cell
 from harness.run.lm_eval_runner import LmEvalRunner
-from harness.run.recorder import Setup, Work
+from harness.run.recorder import Setup, Work, samples_of
 from harness.run.runner import Runner
 from harness.run.store import Store
 from harness.run.stream_runner import StreamRunner
@@ -92,6 +92,7 @@ class Bench:
     corpus: Corpus | None
     setup: Setup
     cells: tuple[Cell, ...]  # their codecs calibrated
+    drawn: dict[int, list[Example]] = field(default_factory=dict)  # of every seed asked for, drawn once
 
     def runner(self, store: Store[Work]) -> Any:
         """What makes the records of this task: `works(examples, cells, seed)`, `run(works)` and `recorder(works)`."""
@@ -117,19 +118,23 @@ class Bench:
 
     def examples(self, seed: int) -> list[Example]:
         """All examples of a seed; UserError where there is none, or two have one id."""
+        if seed in self.drawn:
+            return self.drawn[seed]
         examples = list(self.task.examples(self.lm.tokens, self.corpus, seed))
         if not examples:
             raise UserError(f"task={self.task.name} has no examples")
         doubled = [name for name, times in Counter(e.id for e in examples).items() if times > 1]
         if doubled:
             raise UserError(f"task={self.task.name} gives several examples the id {doubled[0]!r}: every example needs its own")
+        self.drawn[seed] = examples
         return examples
 
     def manifest(self, cells: Sequence[Cell]) -> dict[str, Any]:
-        """What an invocation was."""
+        """What an invocation was, and the digests of all examples there are, whatever the limit."""
         corpus = self.corpus
         about = {} if corpus is None else {"name": corpus.name, "licence": corpus.licence, "sha256": corpus.digest}
-        return identity.manifest(self.config, self.lm.identity, about, [cell.name for cell in cells])
+        told = identity.manifest(self.config, self.lm.identity, about, [cell.name for cell in cells])
+        return told | {"samples": samples_of(self.setup.identity, {seed: self.examples(seed) for seed in self.options.seeds})}
 
 
 def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool = True, build: Build = composed.build) -> Bench:
@@ -156,7 +161,12 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool 
     setup = Setup(
         run_id=run_id(spec, task, config),
         model=spec.name,
-        identity={"model": dict(lm.identity), "code": identity.code_hash(shared), "versions": identity.versions()},
+        identity={
+            "model": dict(lm.identity),
+            "task": config["task"],
+            "code": identity.code_hash(shared),
+            "versions": identity.versions(),
+        },
         memory_limit=options.memory_limit,
         attn=NAME,
         kv_dtype=spec.kv_dtype,

@@ -6,7 +6,7 @@ Hydra composes every stack of a list by itself, so that each may have its own pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hydra
@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.composition import CompositionError, said
 from harness.run.identity import digest
-from harness.stages.stack import Stack
+from harness.stages.stack import Stack, unused
 from harness.types import UserError, require
 
 FULL = "full"
@@ -28,6 +28,7 @@ class Cell:
     point: dict[str, Any]
     config: dict[str, Any]
     stack: Stack
+    spellings: tuple[str, ...] = ()  # what was asked for; several where it comes to the same
 
     @property
     def name(self) -> str:
@@ -78,11 +79,30 @@ def _member(member: Any) -> tuple[str, list[str]]:
 
 
 def _once(found: list[Cell]) -> list[Cell]:
-    """Cells that differ in their configuration; two labels for one configuration would be two points for one."""
+    """Cells that differ in what they resolve to, each with all its spellings; two labels of one would be two points for one."""
     unique: dict[str, Cell] = {}
     for cell in found:
-        unique.setdefault(repr((sorted(cell.config.items(), key=str), cell.point)), cell)
+        first = unique.setdefault(digest(_plain_numbers(cell.config)), cell)
+        spellings = tuple(dict.fromkeys((*first.spellings, *cell.spellings)))
+        unique[digest(_plain_numbers(first.config))] = replace(first, spellings=spellings)
     return list(unique.values())
+
+
+def _plain_numbers(value: Any) -> Any:
+    """A configuration in which 1.0 is 1."""
+    if isinstance(value, dict):
+        return {key: _plain_numbers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain_numbers(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _used(cell: Cell, asked: Sequence[str]) -> Cell:
+    """The cell with settings that its phase does not use at their defaults, and how it was asked for."""
+    idle = {name: value for name, value in unused(cell.stack.keep, cell.stack.phase).items() if name in cell.config}
+    point = (f"{key}={value}" for key, value in cell.point.items())
+    config, stack = cell.config | idle, replace(cell.stack, **idle)
+    return replace(cell, config=config, stack=stack, spellings=(" ".join([*asked, *point]),))
 
 
 def _compose(name: str, changes: Sequence[str]) -> DictConfig:
@@ -98,7 +118,7 @@ def _stack_cells(name: str, changes: Sequence[str]) -> list[Cell]:
     base = _compose(name, changes)
     points = _points(base, changes)
     label = name if not changes or _same_stack(base, _compose(name, []), points) else None
-    return [_cell(base, name, label, point) for point in points]
+    return [_used(_cell(base, name, label, point), [name, *changes]) for point in points]
 
 
 def _points(base: DictConfig, changes: Sequence[str]) -> list[dict[str, Any]]:
@@ -121,7 +141,8 @@ def _same_stack(base: DictConfig, pristine: DictConfig, points: list[dict[str, A
 
     def bare(config: DictConfig) -> Any:
         config = config.copy()
-        for key in {key for point in points for key in point}:
+        idle = unused(config.get("keep"), config.get("phase"))
+        for key in {*idle, *(key for point in points for key in point)}:
             OmegaConf.update(config, key, None, force_add=True)
         OmegaConf.update(config, "points", None)
         return OmegaConf.to_container(config)

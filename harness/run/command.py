@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.run.again import again
 from harness.run.assemble import assemble
 from harness.run.cells import cells, is_stack_override, key_of
+from harness.run.current import current_records
 from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.recorder import Work, asked
@@ -54,6 +55,9 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     """Run one configuration; returns (run folder, failed records). UserError before any model loads where possible."""
     _quiet()
     found = cells(cfg, overrides)
+    spelled = {cell.name: cell.spellings for cell in found if len(cell.spellings) > 1}
+    for name, spellings in spelled.items():
+        print(f"{name} is one point for what comes to the same: {'; '.join(spellings)}")
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     bench = assemble(config, found)
     store: Store[Work] = Store(Path(config["results_dir"]) / bench.setup.run_id, redo=bench.options.redo)
@@ -61,7 +65,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         runner = bench.runner(store)
         works = bench.works(runner)
         manifest = bench.manifest(found)
-        store.write_manifest(manifest | {"asked": asked(works)})
+        store.write_manifest(manifest | {"asked": asked(works), "spellings": spelled})
         failures = runner.run(works)
     finally:
         store.close()
@@ -74,11 +78,14 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
 
 def _show(store: Store[Work], overrides: Sequence[str], failures: Sequence[str]) -> int:
     """The table of what was asked for, and how many of it failed; the folder's page holds all of its records."""
-    records = store.records()
+    loaded, stale = current_records(store.folder)
+    records = loaded.records
     mine = [record for record in records if record["key"] in store.asked]
     show(rank(points(mine)))
     if len(mine) < len(records):
         print(f"{len(records) - len(mine)} more records of this run are in its points.csv and dashboard.html")
+    if stale:
+        print(stale)
     status = Counter(str(record["status"]) for record in mine)
     counts = [f"{status['ok']} ok", f"{status['failed']} failed"]
     counts += [f"{status[name]} {words}" for name, words in OTHERS.items() if status[name]]

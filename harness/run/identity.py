@@ -104,7 +104,7 @@ def code_hash(config: Mapping[str, Any]) -> str:
 def manifest(config: Any, model: Mapping[str, Any], corpus: Mapping[str, Any], cells: list[str]) -> dict[str, Any]:
     """What an invocation was: configuration, versions, machine, revision, digests."""
     return {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(timezone.utc).isoformat(timespec="microseconds"),  # the last one says which records are stale
         "command": sys.argv[1:],
         "config": config,
         "cells": cells,

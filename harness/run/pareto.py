@@ -84,6 +84,8 @@ def _left_out(row: pd.Series[Any], most: int) -> str | None:
     elif not (math.isfinite(row["score"]) and math.isfinite(row["bytes_context"])):
         axis = "bytes are" if math.isfinite(row["score"]) else "score is"
         reason = f"{axis} not finite"
+    elif row["n_without_bytes"]:
+        reason = f"bytes of {row['n_without_bytes']} of {row['n']} examples are missing or not above zero"
     elif row["n"] < most:
         reason = f"scored on {row['n']} of {most} examples"
     elif row["n_not_exercised"] == row["n"] and row["stack"] != BASE:
@@ -103,7 +105,7 @@ def _group_entry(group: pd.DataFrame) -> dict[str, Any]:
         **{name: first[name] for name in ("run_id", "model", "task")},
         "query_aware": bool(first["query_aware"]),
         "y": {"name": first["metric"], "aggregate": first["aggregate"], "direction": f"{better} is better"},
-        "chance": float(first["chance"]),
+        "chance": plain((base if len(base) else group)["chance"].iloc[0]),
         "full_score": plain(base["score"].iloc[0]) if len(base) else None,
         "discriminative": bool(base["discriminative"].iloc[0]) if base["discriminative"].notna().any() else None,
         "hypervolume": volume,
@@ -122,7 +124,7 @@ def _volume(group: pd.DataFrame, base: pd.DataFrame) -> tuple[float | None, str 
         return None, "no full-cache score"
     chance, full = float(base["chance"].iloc[0]), float(base["score"].iloc[0])
     higher = bool(base["higher_is_better"].iloc[0])
-    if not math.isfinite(full) or (full <= chance if higher else full >= chance):
+    if not math.isfinite(full - chance) or (full <= chance if higher else full >= chance):
         return None, "the full cache is no better than chance, or no chance score is known"
     known = group[group["left_out"].isna() & (group["ratio"] > 0)]
     quality = (known["score"].to_numpy() - chance) / (full - chance)

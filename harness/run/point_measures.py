@@ -21,6 +21,25 @@ def number(value: object) -> float:
     return math.nan if value is None else float(value)  # type: ignore[arg-type]
 
 
+def chance_of(records: Sequence[Record], aggregate: str) -> float:
+    """Score of a guess on all of these examples, aggregated as scores are: they may differ in how many choices they have.
+
+    NaN where a record does not know it.
+    """
+    chances, weights = (np.array([number(r[name]) for r in records]) for name in ("chance", "weight"))
+    if (chances == chances[0]).all():
+        return float(chances[0])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if aggregate == "exp_weighted":
+            return float(np.exp(np.sum(np.log(chances) * weights) / np.sum(weights)))
+        return float(np.sum(chances * weights) / np.sum(weights))
+
+
+def without_bytes(record: Record) -> bool:
+    """Whether a record's context bytes, or the full cache's, are missing or not above zero: no place on a byte axis."""
+    return not all(number(record[name]) > 0 for name in ("kv_bytes_context", "kv_bytes_full"))
+
+
 def answer_flips(scored: Mapping[Any, Record], base: Mapping[Any, Record]) -> float:
     """Share of examples whose answer is not the full cache's, right or wrong; NaN where answers or the base are missing."""
     pairs = [(record["output"], base[example]["output"]) for example, record in scored.items() if example in base]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.run.point_measures import answer_flips, by_order, effective_bits, fidelity, number, sizes
-from harness.run.statistics import UNKNOWN, Estimate, Sample, difference, estimate, verdict
+from harness.run.point_measures import answer_flips, by_order, chance_of, effective_bits, fidelity, number, sizes, without_bytes
+from harness.run.statistics import FEW_DOCUMENTS, UNKNOWN, Estimate, Sample, difference, estimate, verdict
 from harness.run.trace_file import bare
 
 Record = Mapping[str, Any]
@@ -99,9 +99,11 @@ def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
     first, scored, latest = point.first, point.scored, point.latest
     found = _against_full(point, base)
     lower = not first["higher_is_better"]
+    chance = chance_of(list(scored.values()) or point.group, first["aggregate"])
     return {
         **{name: first[name] for name in ("run_id", "model", "task", "metric", "stack", "query_aware", "positions")},
-        **{name: first[name] for name in ("phase", "attn", "storage", "aggregate", "higher_is_better", "chance")},
+        **{name: first[name] for name in ("phase", "attn", "storage", "aggregate", "higher_is_better")},
+        "chance": chance,
         "point": _json(first["point"]),
         "stack_config": _json(first["stack_config"]),
         "seeds": ",".join(str(seed) for seed in sorted({record["seed"] for record in latest.values()})),
@@ -115,7 +117,7 @@ def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
         "mcnemar_p": found.paired.p_value,
         "diff_reason": found.reason,
         "vs_full": found.verdict(higher_is_better=not lower),
-        "discriminative": _discriminative(found.other, first["chance"], lower),
+        "discriminative": _discriminative(found.other, chance, lower),
         **sizes(list(scored.values())),
         "effective_bits": effective_bits(scored, base),
         "chunk": number(first.get("chunk")),
@@ -135,6 +137,11 @@ def example_of(record: Record) -> tuple[Any, ...]:
     return record["example_id"], record["prompt_sha256"], record["seed"]
 
 
+def document_of(record: Record) -> Any:
+    """What the record's example shares with others that are not independent of it."""
+    return record["group_id"] or record["example_id"]
+
+
 def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
@@ -146,9 +153,10 @@ def is_scored(record: Record) -> bool:
 
 
 def _sample(records: Sequence[Record]) -> Sample:
-    groups = [record["group_id"] or record["example_id"] for record in records]
+    groups = [document_of(record) for record in records]
     scores = np.array([number(record["score"]) for record in records])
-    return Sample(scores, np.array([float(record["weight"]) for record in records]), np.array(groups, dtype=object))
+    weights = np.array([float(record["weight"]) for record in records])
+    return Sample(scores, weights, np.array(groups, dtype=object), shares=bool(records[0]["higher_is_better"]))
 
 
 def _against_full(point: Point, base: dict[Any, Record]) -> Comparison:
@@ -195,6 +203,7 @@ def _counts(point: Point) -> dict[str, Any]:
     errors = Counter(bare(record["error"]) for record in latest.values() if record["error"])
     return {
         "n": len(point.scored),
+        "n_documents": len({str(document_of(record)) for record in point.scored.values()}),
         "n_prompts": len(latest),
         "n_failed": status["failed"],
         "n_refused": status["refused"],
@@ -202,6 +211,7 @@ def _counts(point: Point) -> dict[str, Any]:
         "n_truncated": sum(bool(record["truncated"]) for record in whole),
         "n_unscored": sum(math.isnan(number(record["score"])) and not record["truncated"] for record in whole),
         "n_superseded": len(point.group) - len(latest),
+        "n_without_bytes": sum(map(without_bytes, point.scored.values())),
         "error": "; ".join(f"{text} ({count}x)" for text, count in errors.most_common(3)) or None,
     }
 
@@ -230,8 +240,9 @@ def _knob(key: str, value: object, unit: object) -> str:
 
 def _discriminative(full: Estimate, chance: float, lower: bool) -> bool | None:
     """Whether the full cache is far enough from a guess for a loss to show; None where that is not known."""
-    if not math.isfinite(full.interval.half_width) or (lower and chance <= 0):
+    if not (math.isfinite(full.interval.half_width) and math.isfinite(chance)) or (lower and chance <= 0):
         return None
-    if lower:
-        return full.interval.high < chance
-    return full.interval.low > chance and full.value - chance >= FLOOR
+    seems = full.value < chance if lower else full.value - chance >= FLOOR
+    clear = full.interval.high < chance if lower else full.interval.low > chance
+    few = full.documents is not None and full.documents < FEW_DOCUMENTS
+    return None if few and seems and not clear else seems and clear

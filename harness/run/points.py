@@ -24,9 +24,9 @@ COLUMNS: dict[str, str] = {
     "query_aware": _BOOL,
     **dict.fromkeys(("positions", "phase", "attn", "seeds", "storage", "budget_unit"), _STRING),
     "budget_value": _FLOAT,
-    "n": _INT,
+    **dict.fromkeys(("n", "n_documents"), _INT),
     **dict.fromkeys(("n_prompts", "n_failed", "n_refused", "n_not_exercised", "n_truncated", "n_unscored"), _INT),
-    "n_superseded": _INT,
+    **dict.fromkeys(("n_superseded", "n_without_bytes"), _INT),
     **dict.fromkeys(("score", "score_lo", "score_hi", "full_score", "full_lo", "full_hi"), _FLOAT),
     **dict.fromkeys(("diff_to_full", "diff_lo", "diff_hi", "mcnemar_p"), _FLOAT),
     **dict.fromkeys(("nll_diff", "nll_diff_lo", "nll_diff_hi"), _FLOAT),
@@ -48,6 +48,7 @@ CELL_COLUMNS: dict[str, str] = {"length": _FLOAT, "depth": _FLOAT} | COLUMNS
 def points(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """One row per run, stack, point and mode; see COLUMNS for names and types.
 
+    `n` counts scored examples, `n_documents` the documents they are on: intervals and tests rest on these.
     Bytes are means over the scored examples (peaks are maxima), ratios are sums over sums (stack / full, same samples,
     same moment). `label` names the stack and its budget. Columns about the full cache are over the same prompts only,
     or empty with the reason in `diff_reason`. For streams `bytes_context` and `bytes_full` are time means, the kinds are

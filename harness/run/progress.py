@@ -102,6 +102,15 @@ def _manifest(path: Path) -> tuple[Json, str]:
     return manifest, manifest_fault(manifest, data)
 
 
+def samples(told: Sequence[Json]) -> dict[str, dict[str, str]]:
+    """Digests of the examples that there are, by seed and id, as the last invocation with that seed found them."""
+    known: dict[str, dict[str, str]] = {}
+    for manifest in told:
+        found = manifest.get("samples")
+        known |= {seed: ids for seed, ids in found.items() if isinstance(ids, dict)} if isinstance(found, dict) else {}
+    return known
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stood:
     """What a run folder held at a moment: clocks of several machines cannot tell what came after it, this can."""
@@ -149,14 +158,16 @@ def _listed(manifest: Json) -> tuple[list[tuple[str, str]], list[tuple[Any, str,
 
 
 def _asked(told: Sequence[Json]) -> dict[str, list[str]]:
-    """Keys by cell, over all invocations; an example that was asked for again under new code counts once."""
+    """Keys by cell, over all invocations, of examples that there still are; one asked for again under new code counts once."""
     latest: dict[str, dict[Any, str]] = {}
+    known = samples(told)
     for manifest in told:
         cells, examples = _listed(manifest)
         for name, cell in cells:
             keys = latest.setdefault(name, {})
             for seed, example, part in examples:
-                keys[seed, example] = record_key(part, cell)
+                if str(seed) not in known or str(example) in known[str(seed)]:
+                    keys[seed, example] = record_key(part, cell)
     return {name: list(keys.values()) for name, keys in latest.items()}
 
 

@@ -29,7 +29,7 @@ class Setup:
 
     run_id: str
     model: str
-    identity: Mapping[str, Any]  # model, code hash and library versions: part of every key
+    identity: Mapping[str, Any]  # model, task settings, code hash and library versions: part of every key
     memory_limit: int
     attn: str
     kv_dtype: str
@@ -154,6 +154,7 @@ class Recorder:
             "example_id": example.id,
             "group_id": example.group_id or example.id,
             "prompt_sha256": prompt.sha256,
+            "sample_sha256": sample_of(self.setup.identity, example, work.seed),
             "first_ids": list(prompt.ids[:4]),
             "n_prompt": len(prompt.ids),
             "truncated": example.truncated,
@@ -197,6 +198,17 @@ def works_of(
         claim = f"{digest([seed, context])[:16]}-{len(before) // len(cells) // TOGETHER}"
         before += [Work(example, prompt, cell, seed, claim, (name, part)) for cell, part in zip(cells, parts, strict=True)]
     return [one for works in same.values() for one in works]
+
+
+def sample_of(identity: Mapping[str, Any], example: Example, seed: int) -> str:
+    """Digest of what a record is of, whatever the stack: example, task settings, model. Code and versions are not in it."""
+    shown = {name: value for name, value in asdict(example).items() if name != "truncated"}  # a runner may find that later
+    return digest({"example": shown, "seed": seed, "model": identity["model"], "task": identity["task"]})
+
+
+def samples_of(identity: Mapping[str, Any], examples: Mapping[int, Sequence[Example]]) -> dict[str, dict[str, str]]:
+    """`sample_of` all examples, by seed and id, as a manifest holds them."""
+    return {str(seed): {str(one.id): sample_of(identity, one, seed) for one in found} for seed, found in examples.items()}
 
 
 def cell_part(cell: Cell) -> str:

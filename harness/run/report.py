@@ -15,12 +15,13 @@ import pandas as pd
 
 from harness.run import dashboard
 from harness.run.atomic import replace
+from harness.run.current import current_records
 from harness.run.curves import Curves, curves
 from harness.run.pareto import frontier, rank
 from harness.run.points import points
 from harness.run.progress import manifests
-from harness.run.shards import load_records
 
+LISTS = ("asked", "samples")
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,13 +38,13 @@ def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None) -> pd.Da
     Raises:
         UserError: the folder or its records are missing or not ours.
     """
-    records = load_records(run_dir).records
+    records = current_records(run_dir)[0].records
     ranked = rank(points(records))
     replace(run_dir / "points.csv", lambda path: ranked.to_csv(path, index=False))
     replace(run_dir / "points.parquet", lambda path: ranked.to_parquet(path, index=False))
     text = json.dumps(frontier(ranked), indent=1, allow_nan=False)
     replace(run_dir / "frontier.json", lambda path: path.write_text(text, encoding="utf-8"))
-    found = newest_manifest(run_dir) if manifest is None else manifest
+    found = newest_manifest(run_dir) if manifest is None else {k: v for k, v in manifest.items() if k not in LISTS}
     run_ids = dict.fromkeys(record["run_id"] for record in records)
     streams = _write_curves(run_dir, records, ranked)
     dashboard.write(records, run_dir / "dashboard.html", dict.fromkeys(run_ids, found) if found else None, streams)
@@ -61,5 +62,6 @@ def _write_curves(run_dir: Path, records: list[dict[str, Any]], ranked: pd.DataF
 
 
 def newest_manifest(run_dir: Path) -> dict[str, Any] | None:
-    """The manifest of the last invocation, None where there is none that can be read."""
-    return next(reversed(manifests(run_dir)), None)
+    """The manifest of the last invocation without its lists of examples, None where there is none that can be read."""
+    newest = next(reversed(manifests(run_dir)), None)
+    return newest and {name: value for name, value in newest.items() if name not in LISTS}

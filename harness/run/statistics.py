@@ -1,56 +1,44 @@
 """Uncertainty of scores and of paired differences; it knows arrays of numbers, not records, stacks or files.
 
-Proportions get Wilson intervals, paired differences of proportions Newcombe's method 10 and the exact McNemar test,
-everything else a bootstrap that resamples groups (documents). Every interval of finite scores is finite and has a
-width, also where the sample shows no spread at all.
+Proportions get Wilson intervals, paired differences of proportions Newcombe's method 10 and the exact McNemar test, all
+three over as many examples as the documents are worth where documents have several (`clusters`); everything else gets
+Student's t or a bootstrap over documents. Every interval of finite scores is finite and has a width, also where the sample
+shows no spread at all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
-from scipy.stats import binomtest, bootstrap, t
+from scipy.stats import binomtest
 from statsmodels.stats.proportion import proportion_confint
 
-Floats = NDArray[np.float64]
+from harness.run.clusters import CONFIDENCE, Floats, Interval, cluster_interval, effective_size, group_totals, sign_flip_p
+
 Aggregate = Literal["mean", "exp_weighted"]
 
-CONFIDENCE = 0.95
-RESAMPLES = 2000
 NOISE_HALF_WIDTH = 0.15  # "equal within noise" needs an interval at least this sharp
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A confidence interval; NaN on both sides where the score is not finite."""
-
-    low: float
-    high: float
-
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
+FEW_DOCUMENTS = 5  # fewer have no verdict: any two of them may happen to agree
+TOO_FEW = "too few documents for a verdict"
 
 UNKNOWN = Interval(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Scores of one point in a fixed order of examples: three arrays of one length; groups are document ids."""
+    """Scores of one point in a fixed order of examples: three arrays of one length; groups are document ids.
+
+    `shares` says that no score can leave 0..1: costs such as bits a byte may lie there too, but have no ceiling.
+    """
 
     scores: Floats
     weights: Floats
     groups: NDArray[np.object_]
+    shares: bool = True
 
     @property
     def is_proportion(self) -> bool:
@@ -71,6 +59,7 @@ class Estimate:
     value: float
     interval: Interval
     p_value: float = math.nan
+    documents: int | None = None  # that the interval rests on; None where that is not known
 
 
 def wilson(successes: float, n: float) -> Interval:
@@ -109,49 +98,21 @@ def mcnemar_exact(first_only: int, second_only: int) -> float:
     return float(binomtest(first_only, n, 0.5).pvalue) if n else 1.0
 
 
-def cluster_bootstrap(totals: Floats, statistic: Callable[[Floats], Floats]) -> Interval:
-    """Expanded percentile bootstrap over groups.
-
-    `totals` is (columns, groups): sums within each group, so that a resample of groups is a sum of columns.
-    `statistic` maps (columns, resamples) totals to (resamples,) values. The nominal level is widened for few groups
-    as in Hesterberg 2015 (The American Statistician 69:371): plain percentiles are too narrow by sqrt((g - 1) / g)
-    and use z where t is due. Fewer than two groups give a zero width; the callers widen it.
-    """
-    groups = totals.shape[1]
-    point = float(statistic(totals.sum(axis=1, keepdims=True))[0])
-    if groups < 2:
-        return Interval(point, point)
-    tail = ndtr(-math.sqrt(groups / (groups - 1)) * t.ppf(0.5 + CONFIDENCE / 2, groups - 1))
-
-    def resampled(*columns: Floats, axis: int) -> Floats:
-        return statistic(np.stack([column.sum(axis=axis) for column in columns]))
-
-    result = bootstrap(
-        tuple(totals),
-        resampled,
-        paired=True,
-        vectorized=True,
-        method="percentile",
-        confidence_level=1 - 2 * tail,
-        n_resamples=RESAMPLES,
-        random_state=0,  # the same records give the same interval
-    ).confidence_interval
-    return Interval(min(float(result.low), point), max(float(result.high), point))
-
-
 def estimate(sample: Sample, how: Aggregate) -> Estimate:
     """Aggregate of one sample with its interval; a non-finite score gives a non-finite value and no interval."""
     value = sample.aggregate(how)
     if not math.isfinite(value):
         return Estimate(value, UNKNOWN)
-    n = len(sample.scores)
+    totals = group_totals(sample.groups, sample.scores * sample.weights, sample.weights)
+    documents = totals.shape[1]
     if how == "mean" and sample.is_proportion:
-        return Estimate(value, wilson(float(sample.scores.sum()), n))
-    totals = _group_totals(sample.groups, sample.scores * sample.weights, sample.weights)
-    interval = cluster_bootstrap(totals, lambda s: s[0] / s[1])
+        worth = effective_size(sample.scores, sample.groups)
+        return Estimate(value, wilson(value * worth, worth), documents=documents)
+    interval = cluster_interval(totals, lambda s: s[0] / s[1])
     if interval.half_width < _tiny(value):
-        interval = _without_spread(sample, interval, totals.shape[1])
-    return Estimate(value, _exp(interval) if how == "exp_weighted" else interval)
+        interval = _without_spread(sample, interval, documents)
+    interval = _clipped(interval, 0.0) if how == "mean" and _bounded(sample) else interval
+    return Estimate(value, _exp(interval) if how == "exp_weighted" else interval, documents=documents)
 
 
 def difference(first: Sample, second: Sample, how: Aggregate) -> Estimate:
@@ -159,18 +120,27 @@ def difference(first: Sample, second: Sample, how: Aggregate) -> Estimate:
     value = first.aggregate(how) - second.aggregate(how)
     if not math.isfinite(value):
         return Estimate(value, UNKNOWN)
-    if how == "mean" and first.is_proportion and second.is_proportion:
-        one, two = first.scores == 1, second.scores == 1
-        lost, won = int(np.sum(one & ~two)), int(np.sum(~one & two))
-        interval = newcombe_paired(int(np.sum(one & two)), lost, won, int(np.sum(~one & ~two)))
-        return Estimate(value, interval, mcnemar_exact(lost, won))
     columns = (first.scores * first.weights, second.scores * second.weights, first.weights)
-    totals = _group_totals(first.groups, *columns)
+    totals = group_totals(first.groups, *columns)
+    documents = totals.shape[1]
+    if how == "mean" and first.is_proportion and second.is_proportion:
+        return Estimate(value, *_of_proportions(first, second, totals), documents=documents)
     link = np.exp if how == "exp_weighted" else np.asarray
-    interval = cluster_bootstrap(totals, lambda s: link(s[0] / s[2]) - link(s[1] / s[2]))
+    interval = cluster_interval(totals, lambda s: link(s[0] / s[2]) - link(s[1] / s[2]))
     if interval.half_width < _tiny(second.aggregate(how)):
-        interval = _without_difference(first, second, how, totals.shape[1])
-    return Estimate(value, interval)
+        interval = _without_difference(first, second, how, documents)
+    interval = _clipped(interval, -1.0) if how == "mean" and _bounded(first, second) else interval
+    return Estimate(value, interval, documents=documents)
+
+
+def _of_proportions(first: Sample, second: Sample, totals: Floats) -> tuple[Interval, float]:
+    """Newcombe's interval over what the documents are worth, and the exact test that swaps whole documents."""
+    one, two, n = first.scores == 1, second.scores == 1, len(first.scores)
+    lost, won = int(np.sum(one & ~two)), int(np.sum(~one & two))
+    share = effective_size(first.scores - second.scores, first.groups) / n
+    interval = newcombe_paired(share * int(np.sum(one & two)), share * lost, share * won, share * int(np.sum(~one & ~two)))
+    net = (totals[0] - totals[1]) / first.weights[0]
+    return interval, mcnemar_exact(lost, won) if totals.shape[1] == n else sign_flip_p(net)
 
 
 def verdict(score: Estimate, full: Estimate, paired: Estimate, *, higher_is_better: bool, relative: bool) -> str:
@@ -178,10 +148,13 @@ def verdict(score: Estimate, full: Estimate, paired: Estimate, *, higher_is_bett
 
     "clearly below" compares the two intervals; "equal within noise" is a paired interval that contains 0 with a
     half-width of at most 0.15 (as a share of the full score where `relative`: perplexity has no fixed scale);
-    "below" and "above" are paired intervals on one side of 0; all else is "not resolved" at this n.
+    "below" and "above" are paired intervals on one side of 0; all else is "not resolved" at this n. Fewer than five
+    documents have no verdict.
     """
     if not math.isfinite(paired.interval.half_width):
         return ""
+    if paired.documents is not None and paired.documents < FEW_DOCUMENTS:
+        return TOO_FEW
     sign = 1.0 if higher_is_better else -1.0
     worse_edge = score.interval.high if higher_is_better else score.interval.low
     full_edge = full.interval.low if higher_is_better else full.interval.high
@@ -197,16 +170,12 @@ def _tiny(value: float) -> float:
     return 1e-12 * max(abs(value), 1.0)
 
 
-def _group_totals(groups: NDArray[np.object_], *columns: Floats) -> Floats:
-    """(columns, groups) sums; single records stand for the groups where there is only one document."""
-    names, index = np.unique(groups.astype(str), return_inverse=True)
-    if len(names) < 2:
-        return np.stack(columns)
-    return np.stack([np.bincount(index, weights=column, minlength=len(names)) for column in columns])
-
-
 def _bounded(*samples: Sample) -> bool:
-    return all(bool(((s.scores >= 0) & (s.scores <= 1)).all()) for s in samples)
+    return all(s.shares and bool(((s.scores >= 0) & (s.scores <= 1)).all()) for s in samples)
+
+
+def _clipped(interval: Interval, least: float) -> Interval:
+    return Interval(max(interval.low, least), min(interval.high, 1.0))
 
 
 def _exp(interval: Interval) -> Interval:

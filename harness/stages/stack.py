@@ -7,7 +7,7 @@ would be legal.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from harness.stages.budget.uniform import Uniform as UniformLayers
@@ -157,6 +157,13 @@ class Stack:
         if self.evicts_steps:
             parts.append(self.phase)
         return "+".join(parts) or "full"
+
+
+def unused(keep: object, phase: str) -> dict[str, Any]:
+    """Settings of a stack that change nothing, with their defaults: without evictions all that is about when they happen."""
+    names = ["phase"] if keep is None else []
+    names += [name for name, needed in (("chunk", "chunked"), ("every", "every_n")) if keep is None or phase != needed]
+    return {one.name: one.default for one in fields(Stack) if one.name in names}
 
 
 def _tail(codec: Codec, n: int) -> int:

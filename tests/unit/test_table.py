@@ -26,8 +26,9 @@ def test_it_says_equal_only_within_noise() -> None:
     (int8,) = [line for line in shown.splitlines() if line.startswith(" int8 ")]
     assert "= full" in int8
     assert "clearly below" in next(line for line in shown.splitlines() if line.startswith(" random 0.05"))
-    few = [make(example_id=f"e{i}", stack=s, score=1.0) for i in range(3) for s in ("full", "int8")]
+    few = [make(example_id=f"e{i}", group_id=f"g{i}", stack=s, score=1.0) for i in range(5) for s in ("full", "int8")]
     assert "not resolved" in table.text(rank(points(few)))
+    assert "too few documents for a verdict" in table.text(rank(points(few[:-2])))
 
 
 def test_counts_and_reasons_stand_below() -> None:
