@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from harness.run.point_measures import mean, number
-from harness.run.point_row import BASE, RUN_GROUP, Point, Record, configurations, discriminative, example_of, is_scored, sample_of, spread
+from harness.run.point_row import (
+    BASE,
+    RUN_GROUP,
+    Point,
+    Record,
+    configurations,
+    discriminative,
+    example_of,
+    is_scored,
+    sample_of,
+    spread,
+)
 from harness.run.statistics import UNKNOWN, Estimate, estimate
 
 SPLIT = ("length", "depth")
 _NAMED = ("run_id", "model", "task", "query_aware", "attn", "stack", "metric")
 _NONE = Estimate(math.nan, UNKNOWN)
-
-Bases = Mapping[tuple[Any, ...], Mapping[Any, Record]]
 
 
 def cell_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -27,24 +36,15 @@ def cell_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
     for record in placed:
         if record["stack"] == BASE:
             bases[tuple(record[name] for name in (*RUN_GROUP, *SPLIT))][example_of(record)] = record
-    known: dict[tuple[Any, ...], Estimate] = {}
-    return [_row(point, _full(point, bases, known)) for point in configurations(placed, SPLIT)]
+    known: dict[Any, Estimate] = {}
+    return [_row(point, bases.get(point.run, {}), known) for point in configurations(placed, SPLIT)]
 
 
-def _full(point: Point, bases: Bases, known: dict[tuple[Any, ...], Estimate]) -> Estimate:
-    """The full cache's score on the point's examples, unknown where it lacks one; asked once for all stacks of a cell."""
-    base = bases.get(point.run, {})
-    if not point.scored or not all(example in base and is_scored(base[example]) for example in point.scored):
-        return _NONE
-    asked = (*point.run, *point.scored)
-    if asked not in known:
-        known[asked] = estimate(sample_of([base[example] for example in point.scored]), point.first["aggregate"])
-    return known[asked]
-
-
-def _row(point: Point, full: Estimate) -> dict[str, Any]:
+def _row(point: Point, base: Mapping[Any, Record], known: dict[Any, Estimate]) -> dict[str, Any]:
     first, scored = point.first, list(point.scored.values())
-    score = estimate(sample_of(scored), first["aggregate"]) if scored else _NONE
+    same = [base[example] for example in point.scored if example in base and is_scored(base[example])]
+    score = _estimate(scored, first, known)
+    full = _estimate(same, first, known) if len(same) == len(scored) else _NONE
     context = np.array([number(record["kv_bytes_context"]) for record in scored])
     realised = np.array([number(record.get("depth_realised")) for record in point.latest.values()])
     return {
@@ -58,3 +58,14 @@ def _row(point: Point, full: Estimate) -> dict[str, Any]:
         "bytes_context": mean(context),
         "depth_realised": mean(realised),
     }
+
+
+def _estimate(records: Sequence[Record], first: Record, known: dict[Any, Estimate]) -> Estimate:
+    """The estimate of these scores, asked once for all cells that have the same: stacks often agree on a few examples."""
+    if not records:
+        return _NONE
+    sample, how = sample_of(records), first["aggregate"]
+    same = (how, first["higher_is_better"], sample.scores.tobytes(), sample.weights.tobytes(), *sample.groups)
+    if same not in known:
+        known[same] = estimate(sample, how)
+    return known[same]

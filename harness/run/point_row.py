@@ -146,6 +146,7 @@ def is_scored(record: Record) -> bool:
 
 
 def sample_of(records: Sequence[Record]) -> Sample:
+    """Scores, weights and documents of scored records, in their order."""
     groups = [record["group_id"] or record["example_id"] for record in records]
     scores = np.array([number(record["score"]) for record in records])
     return Sample(scores, np.array([float(record["weight"]) for record in records]), np.array(groups, dtype=object))
