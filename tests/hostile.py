@@ -12,7 +12,7 @@ CLOSES = "</script><script>window.PWNED=3</script><!--"
 QUOTED = "\" onmouseover=window.PWNED=4 x='"
 ASKS = "%{x} %{meta[0]} $x^2$ &lt;u&gt; &amp;"
 BREAKS = "one\ntwo\r\nthree\u2028four\u2029five\tsix"
-STEERS = "\x1b[31m\x00\x07\u202egnp\ud83d"
+STEERS = "\x1b[31m\x00\x07\u202egnp"
 RICH = "[/bold] [red]x[/] [link=file:///x]y :warning: \\"
 ALL = (RUNS, STYLED, CLOSES, QUOTED, ASKS, BREAKS, STEERS, RICH)
 
@@ -39,8 +39,8 @@ def records(run_id: str, *, seed: int = 0, kind: str = "needle", **more: Any) ->
                     stack_config=config if stack != "full" else {},
                     kv_bytes_context=30_000 if stack == "full" else 10_000 + len(repr(point)),
                     storage="simulated" if stack == STYLED else "packed",
-                    layer_budget=f"{RUNS} (asked: {STYLED})",
                 )
+                | {"layer_budget": f"{RUNS} (asked: {STYLED})"}
             )
         failed = make(**own | more, stack=stack, point=point, phase=phase, stack_config=config, example_id="bad" + stack)
         made.append(failed | {"status": "failed", "score": None, "error": " ".join(ALL)})

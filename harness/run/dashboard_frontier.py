@@ -90,7 +90,7 @@ def _stack_trace(points: pd.DataFrame, look: Look, paired: Paired | None, *, fir
         showlegend=first,
         mode="lines+markers",
         cliponaxis=False,
-        line={"color": look.faded(0.3), "width": 1.2, "dash": look.dash},
+        line={"color": look.faded(0.08 if crowded else 0.3), "width": 1.2, "dash": look.dash},
         marker=_marker(points, look, crowded=crowded),
         error_y={"type": "data", "symmetric": False, "width": 0}
         | _bars(points[["score", "score_lo", "score_hi"]], bold, thickness=1, color=look.faded(0.4)),

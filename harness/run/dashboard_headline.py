@@ -12,6 +12,7 @@ from harness.run.units import interval_text, score_text, share_text, signed, sma
 
 _EQUAL = ("equal within noise", "above")
 _WORSE = ("below", "clearly below")
+MANY = 20  # compared points, from which a headline says that it picked one of them
 _TOO_FEW = "too few documents for a verdict"
 
 
@@ -31,7 +32,8 @@ def headline(panel: pd.DataFrame) -> str:
     smaller = others[(others["ratio"] < 1) & others["left_out"].isna()]
     if smaller.empty:
         return "No cache that could be ranked here is smaller than the full one"
-    return _of_smaller(smaller)
+    many = f" (one of {len(smaller):,} compared; no interval is adjusted for that)" if len(smaller) > MANY else ""
+    return _of_smaller(smaller) + many
 
 
 def _of_smaller(smaller: pd.DataFrame) -> str:

@@ -37,7 +37,7 @@ select{font:inherit;font-size:14px;padding:4px 8px;border:1px solid #c9d0d8;bord
 .scroll{max-height:600px;overflow:auto}
 table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
 th,td{padding:5px 10px;text-align:right;white-space:nowrap;border-bottom:1px solid #edf0f3}
-.l{text-align:left} td:last-child{white-space:normal;min-width:220px}
+.l{text-align:left} td:last-child{white-space:normal;min-width:360px}
 th{position:sticky;top:0;background:#fff;z-index:1;padding:0;border-bottom:1px solid #c9d0d8}
 th button{font:inherit;font-weight:600;border:0;background:none;padding:7px 10px;cursor:pointer;width:100%}
 th button{text-align:inherit} tr.front td{font-weight:600} tr.base td{background:#f6f7f9}
