@@ -11,6 +11,7 @@ import io
 import os
 import stat
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from pathlib import Path
 LOCKLESS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)  # what a file system without locks says
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 _SAID: set[str] = set()
+_UNSEEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of surrogate pairs, separators of lines and paragraphs
+_TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")  # reorder what follows
 
 
 def kind(path: Path) -> str:
@@ -130,8 +133,17 @@ def _is(handle: int, path: Path) -> bool:
 
 
 def printable(text: str) -> str:
-    """A text as one harmless line: control characters, line breaks and lone surrogates are spelled out."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    """The text on one line: what has no shape, breaks a line, turns the reading order or steers a terminal gets a sign."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else _sign(c) for c in text)
+
+
+def _sign(char: str) -> str:
+    code = ord(char)
+    if unicodedata.category(char) not in _UNSEEN and char not in _TURNS:
+        return char
+    if code < 32:
+        return chr(0x2400 + code)  # the control pictures of Unicode
+    return "\u2421" if code == 127 else f"\\u{code:04x}"
 
 
 def say_once(line: str) -> None:

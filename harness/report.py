@@ -63,7 +63,7 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
         beside = out.parent / "contrasts.csv"
         replace(beside, lambda path: paired.frame.to_csv(path, index=False))
         print(beside)
-    dashboard.write(records, out, manifests, found)
+    dashboard.write(records, out, manifests, found, ranked)
     print(out)
 
 

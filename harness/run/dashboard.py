@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,13 @@ from harness.run.curves import Curves
 from harness.run.dashboard_frontier import frontier as frontier_figure
 from harness.run.dashboard_frontier import views
 from harness.run.dashboard_heat import heat
-from harness.run.dashboard_page import only_in, render, switch
+from harness.run.dashboard_page import only_in, render, select_options, switch
 from harness.run.dashboard_style import Look, looks
-from harness.run.dashboard_text import is_stream
+from harness.run.dashboard_text import hover, is_stream
 from harness.run.pareto import GROUP, frontier, rank
 from harness.run.point_row import BASE
 from harness.run.points import cells, points
+from harness.run.shown import as_markup, markup
 from harness.types import UserError
 
 TITLE = "What each byte of KV cache buys"
@@ -44,6 +44,7 @@ def write(
     path: Path,
     manifests: Mapping[str, Mapping[str, Any]] | None = None,
     curves: Curves | None = None,
+    ranked: pd.DataFrame | None = None,
 ) -> None:
     """Write the page: a section for each model and task, a panel for each run and mode in it.
 
@@ -52,32 +53,37 @@ def write(
         path: File to write; it appears whole or not at all.
         manifests: What to say about how a run was made, by run_id.
         curves: Perplexity by position of the stream runs among the records.
+        ranked: The ranked points of the same records, where they are known already.
 
     Raises:
         UserError: there are no records.
     """
     if not records:
         raise UserError("there are no records to draw")
-    ranked = rank(points(records))
+    ranked = as_markup(rank(points(records)) if ranked is None else ranked)
+    ranked["about"] = [hover(row) for row in ranked.to_dict("records")]
+    if curves is not None:
+        curves = Curves(frame=as_markup(curves.frame), problems=curves.problems)
     table = looks(ranked["stack"], BASE)
-    content: dict[str, Any] = {"figures": {}, "heat": {}, "titles": {}, "views": {}, "shown": {}}
-    grid = cells(records)
+    content: dict[str, Any] = {"figures": {}, "heat": {}, "titles": {}, "views": {}, "shown": {}, "windows": {}}
+    grid = as_markup(cells(records))
     sections = [
         _section(f"s{i}", section, grid, table, content, curves)
         for i, (_, section) in enumerate(ranked.groupby(["model", "task"], sort=False))
     ]
-    body = _header(ranked) + html.not_discriminative(ranked) + "".join(sections) + html.made_with(manifests or {})
+    body = _header(ranked) + html.not_discriminative(ranked) + "".join(sections)
+    body += html.labels() + html.made_with(manifests or {})
     page = render(f"{TITLE} · {', '.join(ranked['model'].unique())}", body, content)
     replace(path, lambda draft: draft.write_text(page, encoding="utf-8"))
 
 
 def _header(ranked: pd.DataFrame) -> str:
     pairs = ranked.groupby(["model", "task"], sort=False)
-    names = " · ".join(f"<b>{escape(str(model))}</b> on {escape(str(task))}" for (model, task), _ in pairs)
+    names = " · ".join(f"<b>{model}</b> on {task}" for (model, task), _ in pairs)
     stacks = ranked.loc[ranked["stack"] != BASE, "stack"].nunique()
     return (
         f"<h1>{TITLE}</h1><p class=quiet>{names} · {len(ranked)} points of {stacks} compression stacks and the full"
-        f" cache · runs {escape(', '.join(ranked['run_id'].unique()))}</p>"
+        f" cache · runs {', '.join(ranked['run_id'].unique())}</p>"
     )
 
 
@@ -91,7 +97,7 @@ def _section(
 ) -> str:
     first = section.iloc[0]
     better = "higher" if first["higher_is_better"] else "lower"
-    seeds = escape(", ".join(dict.fromkeys(section["seeds"])))
+    seeds = ", ".join(dict.fromkeys(section["seeds"]))
     counts = sorted(set(section.loc[section["n"] > 0, "n"]))
     spread = f"{counts[0]}–{counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)
     volumes = {
@@ -99,8 +105,8 @@ def _section(
         for group in frontier(section)["groups"]
     }
     parts = [
-        f"<section><h2>{escape(first['model'])} · {escape(first['task'])}</h2>",
-        f"<p class=quiet>{escape(first['metric'])}, {better} is better · n = {spread} a point · seed {seeds}</p>",
+        f"<section><h2>{first['model']} · {first['task']}</h2>",
+        f"<p class=quiet>{first['metric']}, {better} is better · n = {spread} a point · seed {seeds}</p>",
         html.facts(section, volumes),
         _frontier_card(f"{ident}-frontier", section, table, content),
     ]
@@ -162,16 +168,15 @@ def _heat_card(ident: str, panel: pd.DataFrame, section: pd.DataFrame, grid: pd.
         return ""
     shown = panel[panel["label"].isin(own["label"])].sort_values("bytes_context")
     front = shown["on_frontier"] & (shown["stack"] != BASE)
-    groups = {"on the frontier": shown.loc[front, "label"], "others": shown.loc[~front, "label"]}
-    options = "".join(
-        f'<optgroup label="{name}">{"".join(f"<option>{escape(label)}</option>" for label in labels)}</optgroup>'
-        for name, labels in groups.items()
-    )
-    chosen = str(pd.concat(list(groups.values())).iloc[0])
-    figure, content["heat"][ident] = heat(own, chosen)
+    groups = {"on the frontier": shown.loc[front, "label"].tolist(), "others": shown.loc[~front, "label"].tolist()}
+    options = "".join(f'<optgroup label="{name}">{select_options(labels)}</optgroup>' for name, labels in groups.items())
+    ordered = [label for labels in groups.values() for label in labels]
+    figure, maps = heat(own, ordered[0])
+    content["heat"][ident] = [{"label": label, **maps[label]} for label in ordered]
     select = f'<label>compare with <select data-plot="{ident}">{options}</select></label>'
     note = "mean score of a cell; hover for n and interval. †: the full cache scores at chance there"
-    title = f"Where the needle is found, {figures.panel_title(panel, section)}"
+    first = panel.iloc[0]
+    title = f"{first['task']}: {first['metric']} by length and depth, {figures.panel_title(panel, section)}"
     return _card(title, _plot(ident, figure, content), note, [select])
 
 
@@ -186,13 +191,13 @@ def _curves_card(
     if not is_stream(panel.iloc[0]):
         return ""
     title = f"Perplexity by position, {figures.panel_title(panel, section)}"
-    missing = "".join(f"<br>{escape(line)}" for line in curves.problems)
+    missing = "".join(f"<br>{markup(line)}" for line in curves.problems)
     lines = by_position.of_panel(curves.frame, panel)
     if not lines:
         return _card(title, f'<p class="quiet">No curve to draw.{missing}</p>')
     shown, first = by_position.budgets(lines)
-    content["shown"][ident], content["titles"][ident] = shown, by_position.Y_TITLES
-    options = "".join(f"<option{' selected' * (name == first)}>{escape(name)}</option>" for name in shown)
+    content["shown"][ident], content["titles"][ident] = list(shown.values()), by_position.Y_TITLES
+    options = select_options(list(shown), first)
     controls = [
         f'<label>budget <select data-lines="{ident}">{options}</select></label>',
         switch(ident, "measure", {"perplexity": "perplexity", "kl": "KL to full"}),
@@ -206,5 +211,10 @@ def _curves_card(
 def _bytes_card(ident: str, panel: pd.DataFrame, section: pd.DataFrame, table: dict[str, Look], content: dict[str, Any]) -> str:
     when = " at the end of the stream" if is_stream(panel.iloc[0]) else ""
     note = f"allocated bytes by kind{when}, mean over the samples; the marker of the stack stands at the logical bytes"
-    inner = f'<div class="scroll">{_plot(ident, figures.breakdown(panel, table), content, "bytes")}</div>'
-    return _card(f"What the bytes are, {figures.panel_title(panel, section)}", inner, note)
+    figure, windows = figures.breakdown(panel, table)
+    controls = []
+    if len(windows) > 1:
+        content["windows"][ident] = [list(window) for window in windows.values()]
+        controls.append(f'<label>points by bytes <select data-rows="{ident}">{select_options(list(windows))}</select></label>')
+    title = f"What the bytes are, {figures.panel_title(panel, section)}"
+    return _card(title, f'<div class="scroll">{_plot(ident, figure, content, "bytes")}</div>', note, controls)

@@ -93,8 +93,7 @@ def _line(row: pd.Series[Any], part: pd.DataFrame, look: Look) -> go.Scatter:
     share = _kept(row)
     size = 7.0 if math.isnan(share) else 5 + 4 * min(share, 1.0)
     values = {name: [float(f"{value:.6g}") for value in part[name]] for name in Y_TITLES}
-    # the point's own lines stand once in the template, not once for every bucket
-    about = hover(row).replace("%{", "% {")
+    about = hover(row)  # once in the template, not once for every bucket
     return go.Scatter(
         x=[round(value, 1) for value in part["position"]],
         y=values["perplexity"],

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from harness.run.dashboard_style import AXIS, KIND_LOOKS, Look, layout
-from harness.run.dashboard_text import hover, is_stream
+from harness.run.dashboard_text import is_stream
 from harness.run.units import iec, mode
 from harness.types import BYTE_KINDS
 
@@ -18,7 +18,7 @@ _STREAM_X_TITLES = {
     "ratio": "time mean of the KV bytes as a share of that of the full cache",
 }
 _STREAM_END = "KV bytes held at the end of the stream, allocated"
-_PANEL_HEIGHT = 500
+_BARS = 60  # bars a page shows at a time
 
 
 def x_titles(section: pd.DataFrame) -> dict[str, str]:
@@ -42,8 +42,12 @@ def drawable(points: pd.DataFrame) -> pd.DataFrame:
     return points[finite].sort_values(["bytes_context", "score"])
 
 
-def breakdown(panel: pd.DataFrame, looks: dict[str, Look]) -> go.Figure:
-    """Allocated bytes by kind, one stacked bar a point; the stack's own marker stands at the logical bytes."""
+def breakdown(panel: pd.DataFrame, looks: dict[str, Look]) -> tuple[go.Figure, dict[str, tuple[int, int]]]:
+    """(figure, windows by name): allocated bytes by kind, one stacked bar a point, the fewest bytes on top.
+
+    The stack's own marker stands at the logical bytes. A window is the bars a page shows at a time, as a slice of all;
+    the first one holds the fewest bytes.
+    """
     points = panel[panel["bytes_context"].map(math.isfinite)].sort_values(["bytes_context", "label"], ascending=False)
     labels = points["label"].tolist()
     figure = go.Figure()
@@ -56,6 +60,8 @@ def breakdown(panel: pd.DataFrame, looks: dict[str, Look]) -> go.Figure:
         shape = {"shape": pattern, "fgcolor": "white", "bgcolor": colour, "size": 6, "solidity": 0.25}
         bar = {"orientation": "h", "marker": {"color": colour, "pattern": shape}, "name": kind}
         figure.add_bar(x=values.tolist(), y=labels, customdata=text, hovertemplate="%{customdata}<extra></extra>", **bar)
+    windows = _windows(points)
+    shown = min(len(labels), _BARS)
     styles = [looks[stack] for stack in points["stack"]]
     figure.add_scatter(
         x=points["bytes_logical"].tolist(),
@@ -68,14 +74,14 @@ def breakdown(panel: pd.DataFrame, looks: dict[str, Look]) -> go.Figure:
             "size": 9,
             "line": {"color": "white", "width": 1},
         },
-        customdata=[hover(row) for _, row in points.iterrows()],
+        customdata=points["about"].tolist(),
         hovertemplate="%{customdata}<extra></extra>",
     )
     figure.update_layout(
         layout(
             barmode="stack",
             bargap=0.28,
-            height=120 + 21 * len(labels),
+            height=120 + 21 * shown,
             legend={
                 "orientation": "h",
                 "y": 0.995,
@@ -89,5 +95,16 @@ def breakdown(panel: pd.DataFrame, looks: dict[str, Look]) -> go.Figure:
     )
     title = _STREAM_END if is_stream(panel.iloc[0]) else _X_TITLES["bytes"]
     figure.update_xaxes(**AXIS, side="top", title={"text": title, "font": {"size": 13}})
-    figure.update_yaxes(automargin=True, ticks="", showgrid=False, type="category", range=[-0.7, len(labels) - 0.3])
-    return figure
+    figure.update_yaxes(automargin=True, ticks="", showgrid=False, type="category", range=[-0.7, shown - 0.3])
+    return figure, windows
+
+
+def _windows(points: pd.DataFrame) -> dict[str, tuple[int, int]]:
+    """Slices of at most _BARS bars, counted from the last one, which has the fewest bytes."""
+    sizes, n = points["bytes_context"].tolist(), len(points)
+    found = {}
+    for first in range(0, n, _BARS):
+        last = min(first + _BARS, n)
+        span = f"{iec(sizes[n - 1 - first])} to {iec(sizes[n - last])}"
+        found[f"{first + 1}–{last} of {n:,}: {span}"] = (n - last, n - first)
+    return found

@@ -16,13 +16,13 @@ from plotly.subplots import make_subplots
 from harness.run.dashboard_figures import drawable, panel_title, x_titles
 from harness.run.dashboard_paired import Paired
 from harness.run.dashboard_style import AXIS, FRONTIER_RANK, INK, MUTED, Look, layout, legend, legend_height
-from harness.run.dashboard_text import hover
 from harness.run.pareto import GROUP
 from harness.run.point_row import BASE
 from harness.run.units import signed_small
 
 _PANEL_HEIGHT = 500
 _MARGIN = {"l": 64, "r": 16, "t": 44, "b": 60}
+_CROWDED = 150  # points of a panel, from which only those on the frontier keep their bars and size
 
 
 def frontier(section: pd.DataFrame, looks: dict[str, Look], paired: Paired | None = None) -> go.Figure:
@@ -38,8 +38,9 @@ def frontier(section: pd.DataFrame, looks: dict[str, Look], paired: Paired | Non
         where = {"row": i // columns + 1, "col": i % columns + 1}
         _reference(figure, panel, where)
         _add(figure, _frontier_trace(panel, paired, first=i == 0), where)
+        crowded = len(panel) > _CROWDED
         for stack, points in panel.groupby("stack", sort=True):
-            _add(figure, _stack_trace(points, looks[str(stack)], paired, first=stack not in named), where)
+            _add(figure, _stack_trace(points, looks[str(stack)], paired, first=stack not in named, crowded=crowded), where)
             _add(figure, _edge_trace(points, looks[str(stack)], paired), where)
             named.add(str(stack))
     first = section.iloc[0]
@@ -74,11 +75,12 @@ def _add(figure: go.Figure, trace: Any, where: dict[str, int]) -> None:
         figure.add_trace(trace, **where)
 
 
-def _stack_trace(points: pd.DataFrame, look: Look, paired: Paired | None, *, first: bool) -> go.Scatter | None:
+def _stack_trace(points: pd.DataFrame, look: Look, paired: Paired | None, *, first: bool, crowded: bool) -> go.Scatter | None:
     points = drawable(points)
     if points.empty:
         return None
     stack = points["stack"].iloc[0]
+    bold = _bold(points) if crowded else pd.Series(True, index=points.index)
     return go.Scatter(
         x=points["bytes_context"].tolist(),
         y=points["score"].tolist(),
@@ -88,39 +90,46 @@ def _stack_trace(points: pd.DataFrame, look: Look, paired: Paired | None, *, fir
         showlegend=first,
         mode="lines+markers",
         cliponaxis=False,
-        line={"color": look.faded(0.3), "width": 1.2, "dash": look.dash},
-        marker=_marker(points, look),
+        line={"color": look.faded(0.08 if crowded else 0.3), "width": 1.2, "dash": look.dash},
+        marker=_marker(points, look, crowded=crowded),
         error_y={"type": "data", "symmetric": False, "width": 0}
-        | _bars(points[["score", "score_lo", "score_hi"]], thickness=1, color=look.faded(0.4)),
-        customdata=[hover(row) for _, row in points.iterrows()],
+        | _bars(points[["score", "score_lo", "score_hi"]], bold, thickness=1, color=look.faded(0.4)),
+        customdata=points["about"].tolist(),
         hovertemplate="%{customdata}<extra></extra>",
-        meta=_sizes(points) | _in_pairs(points, paired, look),
+        meta=_sizes(points) | _in_pairs(points, paired, bold, look),
     )
 
 
-def _marker(points: pd.DataFrame, look: Look) -> dict[str, Any]:
-    bold = (points["on_frontier"] | (points["stack"] == BASE)).tolist()
+def _bold(points: pd.DataFrame) -> pd.Series[bool]:
+    return points["on_frontier"] | (points["stack"] == BASE)
+
+
+def _marker(points: pd.DataFrame, look: Look, *, crowded: bool = False) -> dict[str, Any]:
+    bold = _bold(points).tolist()
+    size, opacity = (6, 0.35) if crowded else (9, 0.6)
     return {
         "symbol": [look.marker(storage) for storage in points["storage"]],
         "color": look.colour,
-        "size": [13 if on else 9 for on in bold] if points["stack"].iloc[0] != BASE else 15,
-        "opacity": [1.0 if on else 0.6 for on in bold],
+        "size": [13 if on else size for on in bold] if points["stack"].iloc[0] != BASE else 15,
+        "opacity": [1.0 if on else opacity for on in bold],
         "line": {"width": [1.3 if on else 0.6 for on in points["on_frontier"]], "color": INK},
     }
 
 
-def _bars(table: pd.DataFrame, **style: Any) -> dict[str, Any]:
-    """Ends of the intervals of a table of (value, low end, high end); none where there is no interval."""
-    y, low, high = (table[name] for name in table.columns)
+def _bars(table: pd.DataFrame, shown: pd.Series[bool], **style: Any) -> dict[str, Any]:
+    """Ends of the intervals of a table of (value, low end, high end); none where there is no interval or it is not shown."""
+    y, low, high = (table[name].where(shown) for name in table.columns)
     return {"array": _short((high - y).fillna(0)), "arrayminus": _short((y - low).fillna(0)), **style}
 
 
-def _in_pairs(points: pd.DataFrame, paired: Paired | None, look: Look | None = None) -> dict[str, Any]:
+def _in_pairs(
+    points: pd.DataFrame, paired: Paired | None, shown: pd.Series[bool] | None = None, look: Look | None = None
+) -> dict[str, Any]:
     """What a trace shows in the paired view, with bars where it has a look; they are what that view is for, so not faint."""
     if paired is None:
         return {}
     own = paired.points.loc[points.index]
-    bars = {"bars": _bars(own, thickness=1.6, color=look.faded(0.8))} if look else {}
+    bars = {"bars": _bars(own, shown, thickness=1.6, color=look.faded(0.8))} if look and shown is not None else {}
     return {"paired": {"y": _short(own["y"]), **bars}}
 
 
@@ -153,7 +162,7 @@ def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.S
         text=[f" ↑ {signed_small(value)}" for value in paired.points.loc[beyond.index, "y"]],
         textposition="middle right",
         textfont={"size": 11, "color": INK},
-        customdata=[hover(row) for _, row in beyond.iterrows()],
+        customdata=beyond["about"].tolist(),
         hovertemplate="%{customdata}<extra></extra>",
         meta=_sizes(beyond) | {"paired": {"y": paired.edge[beyond.index].tolist()}, "edge": True},
     )

@@ -1,22 +1,26 @@
-"""The words and tables of a page: facts, all points, what is not drawn, how it was made; HTML from ranked tables."""
+"""The words and tables of a page: facts, all points, what is not drawn, how it was made; HTML from ranked tables of markup."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from html import escape
 from typing import Any
 
 import pandas as pd
 
+from harness.run import glossary
 from harness.run.dashboard_figures import panel_title
-from harness.run.dashboard_text import flat, is_stream
+from harness.run.dashboard_headline import headline
+from harness.run.dashboard_text import Row, flat, is_stream
 from harness.run.pareto import GROUP
 from harness.run.point_measures import FIDELITY
 from harness.run.point_row import BASE
+from harness.run.shown import markup
 from harness.run.table import problems
 from harness.run.units import iec, interval_text, mode, score_text, share_text, signed, small
+
+_NAMED = 40  # points a line names
 
 
 def not_discriminative(ranked: pd.DataFrame) -> str:
@@ -28,12 +32,12 @@ def not_discriminative(ranked: pd.DataFrame) -> str:
     names = "; ".join(f"{row['model']} on {row['task']} ({mode(row)}, {row['run_id']})" for row in at_chance)
     return (
         f'<p class="card warn"><b>Not discriminative, {len(at_chance)} of {len(panels)} panels:</b> the full cache scores at'
-        f" chance in {escape(names)}. Equal scores there say nothing about the stacks.</p>"
+        f" chance in {names}. Equal scores there say nothing about the stacks.</p>"
     )
 
 
 def facts(section: pd.DataFrame, volumes: Mapping[tuple[str, bool], tuple[float | None, str | None]]) -> str:
-    """One card a panel: the smallest cache that equals the full one, and how the full cache does."""
+    """One card a panel: what was found of smaller caches, and how the full cache does."""
     cards = []
     for _, panel in section.groupby(list(GROUP), sort=False):
         row = panel.iloc[0]
@@ -43,21 +47,9 @@ def facts(section: pd.DataFrame, volumes: Mapping[tuple[str, bool], tuple[float 
         note = "<br><b>Not discriminative:</b> the full cache scores at chance." if warn else ""
         cards.append(
             f'<div class="card{" warn" if warn else ""}"><span class="quiet">{panel_title(panel, section)}</span>'
-            f'<b class="big">{_best(panel)}</b><span class="quiet">{_base(panel)} · {escape(area)}{note}</span></div>'
+            f'<b class="big">{headline(panel)}</b><span class="quiet">{_base(panel)} · {area}{note}</span></div>'
         )
     return f'<div class="facts">{"".join(cards)}</div>'
-
-
-def _best(panel: pd.DataFrame) -> str:
-    if panel["discriminative"].eq(False).any():
-        return "The stacks cannot be told apart here"
-    good = panel[panel["vs_full"].isin(["equal within noise", "above"]) & (panel["ratio"] < 1) & panel["left_out"].isna()]
-    if good.empty:
-        return "No smaller cache equals the full one within noise"
-    smallest = good[good["bytes_context"] == good["bytes_context"].min()].sort_values("score", kind="stable")
-    row = smallest.iloc[-1 if smallest["higher_is_better"].iloc[0] else 0]
-    how = "does better than the full cache" if row["vs_full"] == "above" else "equals the full cache within noise"
-    return f"{escape(row['label'])} {how} at {share_text(row['ratio'])} of its bytes"
 
 
 def _base(panel: pd.DataFrame) -> str:
@@ -70,9 +62,9 @@ def _base(panel: pd.DataFrame) -> str:
 
 
 def points_table(panel: pd.DataFrame) -> str:
-    """All points, sortable by column; frontier rows are bold."""
+    """All points, sortable by column; frontier rows are bold, and a verdict says on hover what it means."""
     faithful = bool(panel[list(FIDELITY)].notna().any(axis=None))
-    table = [(row, _cells(row, faithful)) for _, row in panel.sort_values(["bytes_context", "label"]).iterrows()]
+    table = [(row, _cells(row, faithful)) for row in panel.sort_values(["bytes_context", "label"]).to_dict("records")]
     head = "".join(_head(name, cell) for name, cell in table[0][1].items())
     rows = "".join(_row(row, cells) for row, cells in table)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
@@ -80,10 +72,10 @@ def points_table(panel: pd.DataFrame) -> str:
 
 def _head(name: str, cell: str) -> str:
     left = " class=l" if cell.startswith("<td class=l") else ""
-    return f'<th{left}><button type="button">{escape(name)}</button></th>'
+    return f'<th{left}><button type="button">{name}</button></th>'
 
 
-def _cells(row: pd.Series[Any], faithful: bool) -> dict[str, str]:
+def _cells(row: Row, faithful: bool) -> dict[str, str]:
     """The cells of a point by column name, the same names for all points of a panel."""
     base, bits = row["stack"] == BASE, row["effective_bits"]
     mean, end = (" (time mean)", "at the end") if is_stream(row) else ("", "end of answer")
@@ -94,7 +86,7 @@ def _cells(row: pd.Series[Any], faithful: bool) -> dict[str, str]:
         "95 %": _words(interval_text(row["score_lo"], row["score_hi"])),
         "vs full": _number(row["diff_to_full"], "" if base else signed(row["diff_to_full"])),
         "95 % paired": _words(interval_text(row["diff_lo"], row["diff_hi"])),
-        "verdict": _words("base" if base else row["vs_full"]),
+        "verdict": _verdict("base" if base else row["vs_full"]),
         f"KV bytes{mean}": _number(row["bytes_context"], iec(row["bytes_context"])),
         "of full": _number(row["ratio"], share_text(row["ratio"])),
         **(_fidelity(row) if faithful else {}),
@@ -108,7 +100,7 @@ def _cells(row: pd.Series[Any], faithful: bool) -> dict[str, str]:
     }
 
 
-def _fidelity(row: pd.Series[Any]) -> dict[str, str]:
+def _fidelity(row: Row) -> dict[str, str]:
     return {
         "KL to full": _number(row["kl_to_full"], small(row["kl_to_full"])),
         "top-1 agreement": _number(row["top1_agreement"], share_text(row["top1_agreement"])),
@@ -117,37 +109,46 @@ def _fidelity(row: pd.Series[Any]) -> dict[str, str]:
     }
 
 
-def _row(row: pd.Series[Any], cells: dict[str, str]) -> str:
+def _row(row: Row, cells: dict[str, str]) -> str:
     kind = "base" if row["stack"] == BASE else "front" if row["on_frontier"] else ""
     return f"<tr{f' class={kind}' if kind else ''}>{''.join(cells.values())}</tr>"
 
 
 def _words(text: str) -> str:
-    return f"<td class=l>{escape(text)}</td>"
+    return f"<td class=l>{text}</td>"
+
+
+def _verdict(verdict: str) -> str:
+    """The verdict; the script of the page gives the cell its meaning from the glossary."""
+    return f"<td class=l data-tip>{glossary.verdict_text(verdict)}</td>"
 
 
 def _number(value: float, text: str) -> str:
-    return f'<td data-v="{"" if math.isnan(value) else f"{value:.8g}"}">{escape(text)}</td>'
+    return f'<td data-v="{"" if math.isnan(value) else f"{value:.8g}"}">{text}</td>'
 
 
 def not_drawn(section: pd.DataFrame) -> str:
     """Every point or example that a figure of this section leaves out, by reason, with counts."""
     reasons: dict[str, list[str]] = defaultdict(list)
-    for _, row in section.iterrows():
+    for row in section.to_dict("records"):
         name = f"{row['label']} ({mode(row)})"
         for text in _absences(row):
             reasons[text].append(name)
     if not reasons:
         return '<p class="quiet">Nothing: every point and every example is drawn.</p>'
     items = "".join(
-        f"<li><b>{len(names)} point{'s' * (len(names) > 1)}</b>: {escape(text)}"
-        f' <span class="quiet">{escape(", ".join(names))}</span></li>'
+        f"<li><b>{len(names)} point{'s' * (len(names) > 1)}</b>: {text} <span class=quiet>{_list(names)}</span></li>"
         for text, names in reasons.items()
     )
     return f"<ul class=small>{items}</ul>"
 
 
-def _absences(row: pd.Series[Any]) -> Iterable[str]:
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more, in the notes of the table" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _absences(row: Row) -> Iterable[str]:
     left_out = row["left_out"]
     if pd.notna(left_out):
         absent = row["n"] == 0 or "finite" in left_out
@@ -165,12 +166,24 @@ def _absences(row: pd.Series[Any]) -> Iterable[str]:
         yield f"examples left out of the score: {counts}{error}"
 
 
+def labels() -> str:
+    """What every label means and whether its number may be trusted, folded away."""
+    rows = "".join(
+        f"<tr><td class=l>{section}</td><td class=l data-label>{markup(entry.printed)}</td>"
+        f"<td class=l>{markup(entry.meaning)}</td><td class=l>{markup(entry.trust)}</td></tr>"
+        for section, entry in glossary.entries()
+    )
+    head = "".join(f"<th class=l><button type=button>{name}</button></th>" for name in ("", "label", "meaning", "trust it?"))
+    table = f'<table id="labels"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'<details class="card"><summary>What the labels mean, and which numbers to trust</summary>{table}</details>'
+
+
 def made_with(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """What the manifests say, flattened, folded away."""
     blocks = []
     for run_id, manifest in manifests.items():
-        pairs = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in flat(manifest))
-        blocks.append(f"<h3>{escape(run_id)}</h3><dl class=small>{pairs}</dl>")
+        pairs = "".join(f"<dt>{markup(key)}</dt><dd>{markup(value)}</dd>" for key, value in flat(manifest))
+        blocks.append(f"<h3>{markup(run_id)}</h3><dl class=small>{pairs}</dl>")
     if not blocks:
         return ""
     title = "<summary>How this was made: versions, machine, configuration</summary>"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
 from plotly.offline import get_plotlyjs
@@ -37,7 +37,7 @@ select{font:inherit;font-size:14px;padding:4px 8px;border:1px solid #c9d0d8;bord
 .scroll{max-height:600px;overflow:auto}
 table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
 th,td{padding:5px 10px;text-align:right;white-space:nowrap;border-bottom:1px solid #edf0f3}
-.l{text-align:left} td:last-child{white-space:normal;min-width:220px}
+.l{text-align:left} td:last-child{white-space:normal;min-width:360px}
 th{position:sticky;top:0;background:#fff;z-index:1;padding:0;border-bottom:1px solid #c9d0d8}
 th button{font:inherit;font-weight:600;border:0;background:none;padding:7px 10px;cursor:pointer;width:100%}
 th button{text-align:inherit} tr.front td{font-weight:600} tr.base td{background:#f6f7f9}
@@ -49,10 +49,13 @@ dt{color:#5b6470} dd{margin:0;overflow-wrap:anywhere} ul{margin:6px 0 0;padding-
 
 
 def render(title: str, body: str, content: dict[str, Any]) -> str:
-    """The whole page: `body` is HTML, `content` holds by element id figures, heat maps, axis titles, views, visible lines."""
-    content = content | {"lines": _share_lines(content["figures"])}
+    """The whole page: `title` is markup, `body` HTML.
+
+    `content` holds by element id figures, maps, axis titles, views, visible lines and windows of bars.
+    """
+    content = content | {"lines": _share_lines(content["figures"], content["heat"])}
     data = json.dumps(_plain(content), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    head = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{escape(title)}</title>'
+    head = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{title}</title>'
     return "".join(
         [
             f'<!doctype html><html lang="en"><head><meta charset="utf-8">{head}',
@@ -73,13 +76,19 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _share_lines(figures: dict[str, Any]) -> list[str]:
+def _share_lines(figures: dict[str, Any], heat: dict[str, Any]) -> list[str]:
     """Replace hover texts by numbers of their lines, which many points have in common; returns the lines."""
     lines: dict[str, int] = {}
+
+    def numbers(text: str) -> list[int]:
+        return [lines.setdefault(line, len(lines)) for line in text.split("<br>")]
+
     for trace in (trace for figure in figures.values() for trace in figure["data"]):
         texts = trace.get("customdata", [])
         if len(texts) and isinstance(texts[0], str):
-            trace["customdata"] = [[lines.setdefault(line, len(lines)) for line in text.split("<br>")] for text in texts]
+            trace["customdata"] = [numbers(text) for text in texts]
+    for one in (one for maps in heat.values() for one in maps):
+        one["customdata"] = [[numbers(text) for text in row] for row in one["customdata"]]
     return list(lines)
 
 
@@ -87,10 +96,15 @@ def switch(plot: str, action: str, options: dict[str, str], pressed: str | None 
     """A row of buttons of which one is pressed, the first to begin with if not said; `options` maps values to names."""
     first = pressed or next(iter(options))
     buttons = "".join(
-        f'<button type="button" value="{escape(value)}" aria-pressed="{str(value == first).lower()}">{escape(name)}</button>'
+        f'<button type="button" value="{value}" aria-pressed="{str(value == first).lower()}">{name}</button>'
         for value, name in options.items()
     )
     return f'<span class="switch" role="group" data-plot="{plot}" data-action="{action}">{buttons}</span>'
+
+
+def select_options(names: Sequence[str], chosen: str | None = None) -> str:
+    """Options of a selector; the script goes by an option's place among all of its selector, never by its name."""
+    return "".join(f'<option value="{name}"{" selected" * (name == chosen)}>{name}</option>' for name in names)
 
 
 def only_in(plot: str, view: str, shown: str, inner: str) -> str:

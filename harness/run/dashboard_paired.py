@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -101,7 +100,7 @@ def note(section: pd.DataFrame, paired: Paired) -> str:
     lines = [_NOTE]
     if beyond:
         told = f"{_count(beyond, 'lies', 'lie')} above the range"
-        lines.append(f"<b>{told}</b> (↑ at its edge; double click shows all), {escape(_unit(section))}: {_list(beyond)}")
+        lines.append(f"<b>{told}</b> (↑ at its edge; double click shows all), {_unit(section)}: {_list(beyond)}")
     if without:
         told = f"{_count(without, 'has', 'have')} no paired difference"
         lines.append(f"<b>{told}</b> and no place in this view: {_list(without)}")
@@ -172,4 +171,4 @@ def _count(names: list[str], one: str, many: str) -> str:
 
 def _list(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return escape(", ".join(names[:_NAMED]) + more)
+    return ", ".join(names[:_NAMED]) + more

@@ -136,16 +136,39 @@ function wire(group) {
 function wireHeat(select) {
   const plot = document.getElementById(select.dataset.plot), content = store.heat[select.dataset.plot];
   select.addEventListener('change', () => {
-    const chosen = content[select.value];
-    Plotly.update(plot, {z: [chosen.z], text: [chosen.text], customdata: [chosen.customdata]},
-      {'annotations[1].text': select.value}, [1]);
+    const chosen = content[select.selectedIndex], told = chosen.customdata.map(row => row.map(hoverText));
+    Plotly.update(plot, {z: [chosen.z], text: [chosen.text], customdata: [told]},
+      {'annotations[1].text': chosen.label}, [1]);
   });
 }
 function wireLines(select) {
   const plot = document.getElementById(select.dataset.lines);
   select.addEventListener('change', () => Plotly.update(plot,
-    {visible: store.shown[plot.id][select.value]}, {'yaxis.autorange': true}).then(() => retick(plot)));
+    {visible: store.shown[plot.id][select.selectedIndex]}, {'yaxis.autorange': true}).then(() => retick(plot)));
 }
+function wireRows(select) {
+  const plot = document.getElementById(select.dataset.rows), whole = store.figures[plot.id];
+  select.addEventListener('change', () => {
+    const [from, to] = store.windows[plot.id][select.selectedIndex];
+    const height = plot.layout.height + (to - from - plot.data[0].y.length) * 21;
+    const layout = {...plot.layout, height, yaxis: {...plot.layout.yaxis, range: [-0.7, to - from - 0.3]},
+      xaxis: {...plot.layout.xaxis, autorange: true}};
+    Plotly.react(plot, whole.data.map(trace => cut(trace, from, to)), layout, settings).then(() => retick(plot));
+  });
+}
+function cut(trace, from, to) {
+  const part = {...trace, x: trace.x.slice(from, to), y: trace.y.slice(from, to), customdata: trace.customdata.slice(from, to)};
+  if (Array.isArray(trace.marker.symbol)) part.marker = {...trace.marker,
+    symbol: trace.marker.symbol.slice(from, to), color: trace.marker.color.slice(from, to)};
+  return part;
+}
+// a verdict says on hover what the glossary of the page says of it
+function explain() {
+  const known = new Map([...document.querySelectorAll('#labels tbody tr')].map(row => [row.cells[1].textContent,
+    `${row.cells[1].textContent}: ${row.cells[2].textContent}. May I trust it? ${row.cells[3].textContent}.`]));
+  for (const cell of document.querySelectorAll('[data-tip]')) cell.title = known.get(cell.textContent) ?? '';
+}
+function hoverText(numbers) { return numbers.map(n => store.lines[n]).join('<br>'); }
 function sortBy(button) {
   const head = button.parentElement, body = head.closest('table').tBodies[0], i = head.cellIndex;
   const up = head.getAttribute('aria-sort') !== 'ascending';
@@ -161,12 +184,15 @@ window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
   const plot = document.getElementById(id);
   for (const trace of figure.data)
     if (trace.customdata && trace.type !== 'heatmap')
-      trace.customdata = trace.customdata.map(numbers => numbers.map(n => store.lines[n]).join('<br>'));
-  return draw(plot, figure);
+      trace.customdata = trace.customdata.map(hoverText);
+  const [from, to] = (store.windows[id] ?? [[]])[0];
+  return draw(plot, to === undefined ? figure : {...figure, data: figure.data.map(trace => cut(trace, from, to))});
 })).then(() => {
   document.querySelectorAll('.switch').forEach(wire);
   document.querySelectorAll('select[data-plot]').forEach(wireHeat);
   document.querySelectorAll('select[data-lines]').forEach(wireLines);
+  document.querySelectorAll('select[data-rows]').forEach(wireRows);
+  explain();
   document.querySelectorAll('th button').forEach(b => b.addEventListener('click', () => sortBy(b)));
   document.body.dataset.ready = 'yes';
 });

@@ -1,4 +1,4 @@
-"""What a point says of itself on hover; it takes one row of a ranked points table and returns a few lines of HTML."""
+"""What a point says of itself on hover; it takes one row of a ranked table of markup and returns a few lines of HTML."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import json
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Any
 
 import pandas as pd
 
+from harness.run.glossary import verdict_text
 from harness.run.point_row import BASE
-from harness.run.table import problems
+from harness.run.shown import markup
+from harness.run.table import Row, problems
 from harness.run.units import iec, interval_text, mode, score_text, share_text, signed, signed_small, small
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
 
 
-def hover(row: pd.Series[Any]) -> str:
+def hover(row: Row) -> str:
     """Name, score, difference, bytes with their parts, budget, status and the full configuration of one point."""
-    lines = [f"<b>{escape(row['label'])}</b>  ·  {mode(row)}", _score(row), *_difference(row), *_bytes(row)]
+    lines = [f"<b>{row['label']}</b>  ·  {mode(row)}", _score(row), *_difference(row), *_bytes(row)]
     lines += [*_fidelity(row), _budget(row), _status(row)]
     config = "  ".join(f"{key}={value}" for key, value in flat(json.loads(row["stack_config"])))
-    lines += [f"<i>{escape(line)}</i>" for line in textwrap.wrap(config, _WRAP)]
+    lines += [f"<i>{markup(line)}</i>" for line in textwrap.wrap(config, _WRAP)]
     return "<br>".join(lines)
 
 
-def is_stream(row: pd.Series[Any]) -> bool:
+def is_stream(row: Row) -> bool:
     """Whether the point read a stream: its bytes are then time means, and all else is as held at the end."""
     return math.isfinite(row["chunk"])
 
@@ -42,27 +43,25 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{key}", str(value).rsplit(".", 1)[-1] if key == "_target_" else str(value)
 
 
-def _score(row: pd.Series[Any]) -> str:
-    text = f"{escape(row['metric'])} <b>{score_text(row['score'])}</b> {interval_text(row['score_lo'], row['score_hi'])}"
+def _score(row: Row) -> str:
+    text = f"{row['metric']} <b>{score_text(row['score'])}</b> {interval_text(row['score_lo'], row['score_hi'])}"
     return f"{text}  ·  n {row['n']}"
 
 
-def _difference(row: pd.Series[Any]) -> list[str]:
+def _difference(row: Row) -> list[str]:
     if row["stack"] == BASE:
         return []
     if not math.isfinite(row["diff_to_full"]):
-        return [f"vs full: none, {escape(str(row['diff_reason']))}"]
+        return [f"vs full: none, {row['diff_reason']}"]
     text = f"vs full {signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])} paired"
     if math.isfinite(row["nll_diff"]):
         unit = "nats a token" if is_stream(row) else f"in log {row['metric']}"
-        text += (
-            f"  ·  {signed_small(row['nll_diff'])} [{small(row['nll_diff_lo'])}, {small(row['nll_diff_hi'])}] {escape(unit)}"
-        )
+        text += f"  ·  {signed_small(row['nll_diff'])} [{small(row['nll_diff_lo'])}, {small(row['nll_diff_hi'])}] {unit}"
     test = f"  ·  McNemar p {row['mcnemar_p']:.2g}" if math.isfinite(row["mcnemar_p"]) else ""
-    return [f"{text}{test}  ·  {row['vs_full']}"]
+    return [f"{text}{test}  ·  {verdict_text(row['vs_full'])}"]
 
 
-def _bytes(row: pd.Series[Any]) -> list[str]:
+def _bytes(row: Row) -> list[str]:
     total = f"KV <b>{iec(row['bytes_context'])}</b>  ·  {share_text(row['ratio'])} of full ({iec(row['bytes_full'])})"
     parts = " + ".join(f"{kind} {iec(row[f'allocated_{kind}'])}" for kind in BYTE_KINDS if row[f"allocated_{kind}"] > 0)
     over = "  <b>(above the full cache)</b>" if row["peak_exceeds_full"] else ""
@@ -76,7 +75,7 @@ def _bytes(row: pd.Series[Any]) -> list[str]:
     ]
 
 
-def _fidelity(row: pd.Series[Any]) -> list[str]:
+def _fidelity(row: Row) -> list[str]:
     named = [
         ("KL to full", small(row["kl_to_full"])),
         ("top-1 agreement", share_text(row["top1_agreement"])),
@@ -88,16 +87,16 @@ def _fidelity(row: pd.Series[Any]) -> list[str]:
     return ["  ·  ".join(known)] if known else []
 
 
-def _budget(row: pd.Series[Any]) -> str:
+def _budget(row: Row) -> str:
     value = "" if math.isnan(row["budget_value"]) else f" {row['budget_value']:g}"
     named = f"{row['budget_unit']}{value}" if pd.notna(row["budget_unit"]) else f"{value or 'none'}".strip()
     kept = f"kept {row['tokens_kept']:.0f} of {row['tokens_seen']:.0f} tokens" if row["n"] else "kept –"
     bits = f"  ·  {row['effective_bits']:.2f} bits a kept value" if math.isfinite(row["effective_bits"]) else ""
     chunk = f" (chunks of {row['chunk']:.0f})" if is_stream(row) else ""
-    return f"budget {escape(named)}  ·  {kept}{bits}  ·  phase {row['phase']}{chunk}, positions {row['positions']}"
+    return f"budget {named}  ·  {kept}{bits}  ·  phase {row['phase']}{chunk}, positions {row['positions']}"
 
 
-def _status(row: pd.Series[Any]) -> str:
+def _status(row: Row) -> str:
     place = "on the frontier" if row["on_frontier"] else "beaten" if pd.isna(row["left_out"]) else ""
     known = "; ".join(problems(row)) or "all examples ok"
-    return "  ·  ".join(filter(None, (f"status: {escape(known)}", place)))
+    return "  ·  ".join(filter(None, (f"status: {known}", place)))

@@ -29,9 +29,11 @@ X_AXIS = {
 def non_dominated(cost: Floats, score: Floats, *, higher_is_better: bool) -> NDArray[np.bool_]:
     """Mask (points,) of those no other point beats; lower cost is better. All values must be finite."""
     gain = score if higher_is_better else -score
-    no_worse = (cost[:, None] <= cost[None, :]) & (gain[:, None] >= gain[None, :])
-    better = (cost[:, None] < cost[None, :]) | (gain[:, None] > gain[None, :])
-    return ~np.asarray((no_worse & better).any(axis=0), dtype=np.bool_)
+    sizes, which = np.unique(cost, return_inverse=True)
+    best = np.full(len(sizes), -np.inf)  # of the points of each cost
+    np.maximum.at(best, which, gain)
+    cheaper = np.maximum.accumulate(np.append(-np.inf, best))[:-1]  # the best of all that cost less
+    return np.asarray((gain == best[which]) & (gain > cheaper[which]), dtype=np.bool_)
 
 
 def hypervolume(saving: Floats, quality: Floats) -> float:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.run.point_measures import answer_flips, by_order, chance_of, effective_bits, fidelity, number, sizes, without_bytes
+from harness.run.point_warnings import is_empty, warnings
 from harness.run.statistics import FEW_DOCUMENTS, UNKNOWN, Estimate, Sample, difference, estimate, verdict
 from harness.run.trace_file import bare
 
@@ -65,15 +66,14 @@ class Comparison(NamedTuple):
         return verdict(self.score, self.other, self.paired, higher_is_better=higher_is_better, relative=relative)
 
 
-def rows(records: Iterable[Record], split: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Rows of all configurations in the order they first appear, split further by the named record fields."""
+def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Rows of all configurations in the order they first appear."""
     records = list(records)
     bases: dict[tuple[Any, ...], dict[Any, Record]] = defaultdict(dict)
     for record in records:
         if record["stack"] == BASE:
-            bases[tuple(record[name] for name in (*RUN_GROUP, *split))][example_of(record)] = record
-    found = configurations(records, split)
-    return [dict(zip(split, point.extra, strict=True)) | _row(point, bases.get(point.run, {})) for point in found]
+            bases[tuple(record[name] for name in RUN_GROUP)][example_of(record)] = record
+    return [_row(point, bases.get(point.run, {})) for point in configurations(records)]
 
 
 def configurations(records: Iterable[Record], split: Sequence[str] = ()) -> list[Point]:
@@ -117,7 +117,7 @@ def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
         "mcnemar_p": found.paired.p_value,
         "diff_reason": found.reason,
         "vs_full": found.verdict(higher_is_better=not lower),
-        "discriminative": _discriminative(found.other, chance, lower),
+        "discriminative": discriminative(found.other, chance, lower),
         **sizes(list(scored.values())),
         "effective_bits": effective_bits(scored, base),
         "chunk": number(first.get("chunk")),
@@ -152,7 +152,8 @@ def is_scored(record: Record) -> bool:
     return answered and not math.isnan(number(record["score"]))
 
 
-def _sample(records: Sequence[Record]) -> Sample:
+def sample_of(records: Sequence[Record]) -> Sample:
+    """Scores, weights and documents of scored records, in their order."""
     groups = [document_of(record) for record in records]
     scores = np.array([number(record["score"]) for record in records])
     weights = np.array([float(record["weight"]) for record in records])
@@ -162,7 +163,7 @@ def _sample(records: Sequence[Record]) -> Sample:
 def _against_full(point: Point, base: dict[Any, Record]) -> Comparison:
     first = point.first
     if point.scored and first["stack"] == BASE:
-        score = estimate(_sample(list(point.scored.values())), first["aggregate"])
+        score = estimate(sample_of(list(point.scored.values())), first["aggregate"])
         return Comparison(score, score, _NO_SCORE, "this is the full cache")
     found = compare(point, base, "the full cache")
     if point.scored and not base:
@@ -178,13 +179,13 @@ def compare(point: Point, base: Mapping[Any, Record], name: str) -> Comparison:
     """
     if not point.scored:
         return Comparison(_NO_SCORE, _NO_SCORE, _NO_SCORE, "no scored example")
-    how, sample = point.first["aggregate"], _sample(list(point.scored.values()))
+    how, sample = point.first["aggregate"], sample_of(list(point.scored.values()))
     score = estimate(sample, how)
     shared = [example for example in point.scored if example in base and is_scored(base[example])]
     if len(shared) < len(point.scored):
         lacks = f"{name} was scored on {len(shared)} of these {len(point.scored)} prompts (same hash and seed)"
         return Comparison(score, _NO_SCORE, _NO_SCORE, lacks, shared)
-    reference = _sample([base[example] for example in shared])
+    reference = sample_of([base[example] for example in shared])
     paired = difference(sample, reference, how)
     reason = None if math.isfinite(paired.value) else "a score is not finite"
     nats = difference(sample, reference, "mean") if how == "exp_weighted" else _NO_SCORE
@@ -209,9 +210,11 @@ def _counts(point: Point) -> dict[str, Any]:
         "n_refused": status["refused"],
         "n_not_exercised": status["not_exercised"],
         "n_truncated": sum(bool(record["truncated"]) for record in whole),
+        "n_empty": sum(map(is_empty, latest.values())),
         "n_unscored": sum(math.isnan(number(record["score"])) and not record["truncated"] for record in whole),
         "n_superseded": len(point.group) - len(latest),
         "n_without_bytes": sum(map(without_bytes, point.scored.values())),
+        "warnings": warnings(list(latest.values()), base=point.first["stack"] == BASE),
         "error": "; ".join(f"{text} ({count}x)" for text, count in errors.most_common(3)) or None,
     }
 
@@ -238,7 +241,7 @@ def _knob(key: str, value: object, unit: object) -> str:
     return f"{key.rsplit('.', 1)[-1]}={value}"
 
 
-def _discriminative(full: Estimate, chance: float, lower: bool) -> bool | None:
+def discriminative(full: Estimate, chance: float, lower: bool) -> bool | None:
     """Whether the full cache is far enough from a guess for a loss to show; None where that is not known."""
     if not (math.isfinite(full.interval.half_width) and math.isfinite(chance)) or (lower and chance <= 0):
         return None

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from harness.run import point_row
+from harness.run.point_cells import cell_rows
 from harness.run.point_measures import FIDELITY
 from harness.types import BYTE_KINDS
 
@@ -26,7 +27,7 @@ COLUMNS: dict[str, str] = {
     "budget_value": _FLOAT,
     **dict.fromkeys(("n", "n_documents"), _INT),
     **dict.fromkeys(("n_prompts", "n_failed", "n_refused", "n_not_exercised", "n_truncated", "n_unscored"), _INT),
-    **dict.fromkeys(("n_superseded", "n_without_bytes"), _INT),
+    **dict.fromkeys(("n_empty", "n_superseded", "n_without_bytes"), _INT),
     **dict.fromkeys(("score", "score_lo", "score_hi", "full_score", "full_lo", "full_hi"), _FLOAT),
     **dict.fromkeys(("diff_to_full", "diff_lo", "diff_hi", "mcnemar_p"), _FLOAT),
     **dict.fromkeys(("nll_diff", "nll_diff_lo", "nll_diff_hi"), _FLOAT),
@@ -40,9 +41,16 @@ COLUMNS: dict[str, str] = {
     **{f"{sort}_{kind}": _FLOAT for sort in ("allocated", "logical") for kind in BYTE_KINDS},
     **dict.fromkeys(("tokens_seen", "tokens_kept", "effective_bits", "chunk"), _FLOAT),
     **dict.fromkeys((*FIDELITY, "answer_flips", "score_first", "score_later"), _FLOAT),
-    **dict.fromkeys(("stack_config", "error"), _STRING),
+    **dict.fromkeys(("stack_config", "warnings", "error"), _STRING),
 }
-CELL_COLUMNS: dict[str, str] = {"length": _FLOAT, "depth": _FLOAT} | COLUMNS
+CELL_COLUMNS: dict[str, str] = {
+    **dict.fromkeys(("length", "depth", "depth_realised"), _FLOAT),
+    **dict.fromkeys(("run_id", "model", "task", "metric", "stack", "label", "attn"), _STRING),
+    "query_aware": _BOOL,
+    "n": _INT,
+    **dict.fromkeys(("score", "score_lo", "score_hi", "full_score", "bytes_context"), _FLOAT),
+    "discriminative": "boolean",
+}
 
 
 def points(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -60,9 +68,11 @@ def points(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def cells(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """As `points`, split further by asked length and depth; records without both are left out."""
-    placed = [r for r in records if r.get("length") is not None and r.get("depth") is not None]
-    return _frame(point_row.rows(placed, split=("length", "depth")), CELL_COLUMNS)
+    """What `points` says of scores and bytes at each asked length and depth; records without both are left out.
+
+    `depth_realised` is the mean depth at which the needles really stood, where records know it.
+    """
+    return _frame(cell_rows(records), CELL_COLUMNS)
 
 
 def _frame(rows: list[Json], columns: dict[str, str]) -> pd.DataFrame:

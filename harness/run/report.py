@@ -20,6 +20,7 @@ from harness.run.curves import Curves, curves
 from harness.run.pareto import frontier, rank
 from harness.run.points import points
 from harness.run.progress import manifests
+from harness.run.shown import one_line
 
 LISTS = ("asked", "samples")
 _LOG = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None) -> pd.Da
     found = newest_manifest(run_dir) if manifest is None else {k: v for k, v in manifest.items() if k not in LISTS}
     run_ids = dict.fromkeys(record["run_id"] for record in records)
     streams = _write_curves(run_dir, records, ranked)
-    dashboard.write(records, run_dir / "dashboard.html", dict.fromkeys(run_ids, found) if found else None, streams)
+    dashboard.write(records, run_dir / "dashboard.html", dict.fromkeys(run_ids, found) if found else None, streams, ranked)
     return ranked
 
 
@@ -57,7 +58,7 @@ def _write_curves(run_dir: Path, records: list[dict[str, Any]], ranked: pd.DataF
     found = curves(run_dir, records, ranked)
     replace(run_dir / "curves.csv", lambda path: found.frame.to_csv(path, index=False))
     for line in found.problems:
-        _LOG.warning(line)
+        _LOG.warning(one_line(line))
     return found
 
 

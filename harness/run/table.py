@@ -1,5 +1,7 @@
 """Points and contrasts for a terminal; it takes a ranked points table or a contrasts table, and computes nothing.
 
+What came from outside is shown as it stands: no markup of the terminal's library, no control character.
+
 Works without a terminal too: then the width is fixed.
 """
 
@@ -7,22 +9,25 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from harness.files import printable
+from harness.run import glossary
 from harness.run.pareto import GROUP
 from harness.run.point_row import BASE, RUN_GROUP
+from harness.run.shown import one_line
 from harness.run.units import iec, interval_text, mode, score_text, share_text, signed, small
 
 WIDTH = 120
-_VERDICTS = {"equal within noise": "= full", "clearly below": "clearly below", "": "–"}
+Row: TypeAlias = "Mapping[str, Any] | pd.Series[Any]"
+_NAMED = 8  # points that a note names
 
 
 def text(ranked: pd.DataFrame, width: int = WIDTH) -> str:
@@ -53,11 +58,17 @@ def _console() -> Console:
 def _empty(first: pd.Series[Any], what: str = "") -> Table:
     better = "higher" if first["higher_is_better"] else "lower"
     title = f"{first['model']} · {first['task']} · {mode(first)} · {first['metric']} ({better} is better){what}"
-    table = Table(
-        title=escape(printable(title)), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD
-    )
+    table = Table(title=_plain(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("stack", overflow="fold", min_width=12)
     return table
+
+
+def _plain(text: object) -> Text:
+    return Text(one_line(text))
+
+
+def _notes_text(lines: list[str]) -> Text:
+    return Text("\n".join(map(one_line, lines)), style="italic")
 
 
 def _table(group: pd.DataFrame) -> Group:
@@ -68,19 +79,19 @@ def _table(group: pd.DataFrame) -> Group:
     for name in ("KV bytes", "of full"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("front", justify="center", no_wrap=True)
-    for _, row in group.sort_values(["bytes_context", "label"], na_position="last").iterrows():
+    for row in group.sort_values(["bytes_context", "label"], na_position="last").to_dict("records"):
         table.add_row(*_cells(row), style="dim" if not row["on_frontier"] and row["stack"] != BASE else "")
-    return Group(table, Text("\n".join(map(printable, _notes(group))), style="italic"), Text(""))
+    return Group(table, _notes_text(_notes(group)), Text(""))
 
 
-def _cells(row: pd.Series[Any]) -> tuple[str | Text, ...]:
+def _cells(row: Row) -> tuple[str | Text, ...]:
     difference = f"{signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip()
     return (
-        Text(printable(row["label"])),
+        _plain(row["label"]),
         str(row["n"]),
         f"{score_text(row['score'])} {interval_text(row['score_lo'], row['score_hi'])}".strip(),
         "base" if row["stack"] == BASE else difference,
-        "" if row["stack"] == BASE else _VERDICTS.get(row["vs_full"], row["vs_full"]),
+        "" if row["stack"] == BASE else glossary.verdict_text(row["vs_full"]),
         iec(row["bytes_context"]) + ("*" if row["storage"] == "simulated" else ""),
         share_text(row["ratio"]),
         "●" if row["on_frontier"] else "",
@@ -88,34 +99,64 @@ def _cells(row: pd.Series[Any]) -> tuple[str | Text, ...]:
 
 
 def _notes(group: pd.DataFrame) -> list[str]:
-    lines = ["● front: no other point does better for as few bytes. = full: the paired interval holds 0 within ±0.15."]
-    if (group["storage"] == "simulated").any():
-        lines.append("*: simulated storage; the bytes are what a packed store would hold.")
-    if group["discriminative"].eq(False).any():
-        lines.append("Not discriminative: the full cache scores at chance, so these stacks cannot be told apart.")
-    for _, row in group.iterrows():
+    """What the labels of this table mean, then what a reader of its points has to know; points with one note share a line."""
+    lines = [entry.text for entry in _met(group)]
+    told: dict[str, list[str]] = defaultdict(list)
+    for row in group.to_dict("records"):
         if pd.notna(row["score_later"]):
-            scores = f"{score_text(row['score_first'])}, later ones {score_text(row['score_later'])}"
-            lines.append(f"{row['label']}: first questions {scores}.")
-        lines += [f"{row['label']}: {problem}" for problem in problems(row)]
-    return lines
+            told[f"first questions {score_text(row['score_first'])}, later ones {score_text(row['score_later'])}."].append(
+                row["label"]
+            )
+        for problem in problems(row):
+            told[problem].append(row["label"])
+    return lines + [f"{_names(labels)}: {note}" for note, labels in told.items()]
 
 
-def problems(row: pd.Series[Any]) -> list[str]:
-    """What a reader of this row has to know: examples without a score, missing comparison, not ranked."""
-    words = {"n_failed": "failed", "n_refused": "refused", "n_truncated": "truncated", "n_unscored": "without a score"}
-    words |= {"n_not_exercised": "not compressed (short)", "n_superseded": "replaced by a later record"}
-    found = [f"{row[name]} {word}" for name, word in words.items() if row[name] and not _base_only(name, row)]
+def _met(group: pd.DataFrame) -> Iterator[glossary.Entry]:
+    """The entries of the labels that the table prints."""
+    yield glossary.FLAGS["frontier"]
+    met = set(group.loc[group["stack"] != BASE, "vs_full"])
+    yield from (entry for name, entry in glossary.VERDICTS.items() if name in met)
+    if (group["storage"] == "simulated").any():
+        yield glossary.FLAGS["simulated"]
+    if group["discriminative"].eq(False).any():
+        yield glossary.FLAGS["not discriminative"]
+    others = group[group["stack"] != BASE]
+    yield from (entry for name, entry in glossary.COUNTS.items() if (others if _base_has(name) else group)[name].any())
+    texts = "\n".join(group["warnings"].dropna())
+    yield from (entry for name, entry in glossary.WARNINGS.items() if f"{name}: " in texts)
+
+
+def _names(labels: list[str]) -> str:
+    return ", ".join(labels[:_NAMED]) + (f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else "")
+
+
+def problems(row: Row) -> list[str]:
+    """What a reader of this row has to know: examples without a score, warnings, missing comparison, not ranked."""
+    base = row["stack"] == BASE
+    found = [
+        f"{row[name]} {entry.printed}"
+        for name, entry in glossary.COUNTS.items()
+        if row[name] and not (base and _base_has(name))
+    ]
     lines = [", ".join(found) + (f" - {row['error']}" if pd.notna(row["error"]) else "")] if found else []
-    if row["stack"] != BASE and row["n"] and pd.notna(row["diff_reason"]):
+    if pd.notna(row["warnings"]):
+        lines.append(f"warning: {row['warnings']}")
+    if not base and row["n"] and pd.notna(row["diff_reason"]):
         lines.append(f"no comparison: {row['diff_reason']}")
     if pd.notna(row["left_out"]) and (row["n"] or not found):
         lines.append(f"not ranked: {row['left_out']}")
     return lines
 
 
-def _base_only(name: str, row: pd.Series[Any]) -> bool:
-    return name == "n_not_exercised" and row["stack"] == BASE
+def _base_has(name: str) -> bool:
+    """Whether the count is what the full cache is, and so none worth a word there."""
+    return name == "n_not_exercised"
+
+
+def _against_text(verdict: str) -> str:
+    """A verdict beside another point than the full cache."""
+    return verdict or glossary.verdict_text(verdict)
 
 
 def _contrast_table(group: pd.DataFrame) -> Group:
@@ -127,21 +168,21 @@ def _contrast_table(group: pd.DataFrame) -> Group:
     table.add_column("McNemar p", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("bytes to it", justify="right", no_wrap=True)
-    for _, row in group.sort_values(["bytes_context", "label"], na_position="last").iterrows():
+    for row in group.sort_values(["bytes_context", "label"], na_position="last").to_dict("records"):
         table.add_row(*_contrast_cells(row))
-    return Group(table, Text("\n".join(map(printable, _contrast_notes(group, against))), style="italic"), Text(""))
+    return Group(table, _notes_text(_contrast_notes(group, against)), Text(""))
 
 
-def _contrast_cells(row: pd.Series[Any]) -> tuple[str | Text, ...]:
+def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
     simulated = "simulated" in (row["storage"], row["against_storage"])
     return (
-        Text(printable(row["label"])),
+        _plain(row["label"]),
         str(row["n_shared"]),
         score_text(row["score"]),
         score_text(row["against_score"]),
         f"{signed(row['diff_to_against'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip(),
         small(row["mcnemar_p"]),
-        row["verdict"] or "–",
+        _against_text(row["verdict"]),
         share_text(row["bytes_ratio"]) + ("*" if simulated else ""),
     )
 

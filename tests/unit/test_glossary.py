@@ -1,0 +1,47 @@
+"""Every label that a table or page prints has an entry that says what it means and whether its number may be trusted."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+from harness.run import glossary, statistics, table
+from harness.run.pareto import rank
+from harness.run.point_warnings import WARNINGS
+from harness.run.points import COLUMNS, points
+from tests.record_factory import make, sweep
+
+
+def _returned(function: object) -> set[str]:
+    """The texts that a function can return, written there or named by a constant of its module."""
+    tree = ast.parse(inspect.getsource(function))  # type: ignore[arg-type]
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return) and node.value is not None:
+            for part in [node.value] if not isinstance(node.value, ast.IfExp) else [node.value.body, node.value.orelse]:
+                found.add(part.value if isinstance(part, ast.Constant) else getattr(statistics, part.id))  # type: ignore[attr-defined]
+    return found
+
+
+def test_every_verdict_count_and_warning_has_an_entry() -> None:
+    verdicts = _returned(statistics.verdict)
+    assert {"", "equal within noise", "clearly below", "not resolved", "above", "below"} <= verdicts <= set(glossary.VERDICTS)
+    counts = {name for name in COLUMNS if name.startswith("n_")} - {"n_prompts"}
+    assert counts == set(glossary.COUNTS)
+    assert set(WARNINGS) == set(glossary.WARNINGS)
+    assert all(entry.printed and entry.meaning and entry.trust for _, entry in glossary.entries())
+
+
+def test_the_readme_shows_the_glossary_as_it_is() -> None:
+    assert glossary.markdown() in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_printed_table_explains_the_labels_it_has_and_no_others() -> None:
+    shown = " ".join(table.text(rank(points(sweep(stacks=["full", "int8", "random"])))).split())
+    assert glossary.VERDICTS["equal within noise"].text in shown
+    assert glossary.VERDICTS["clearly below"].text in shown
+    assert glossary.VERDICTS["above"].meaning not in shown and glossary.FLAGS["simulated"].meaning not in shown
+    few = [make(example_id=f"e{i}", stack=s, score=1.0, storage="simulated") for i in range(3) for s in ("full", "int8")]
+    shown = " ".join(table.text(rank(points(few))).split())
+    assert glossary.FLAGS["simulated"].text in shown
