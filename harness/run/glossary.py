@@ -58,6 +58,11 @@ COUNTS: dict[str, Entry] = {
         "nothing was evicted or stored inexactly (record status not_exercised)",
         "It says nothing about the stack",
     ),
+    "n_without_bytes": Entry(
+        "without bytes",
+        "the bytes of these examples are missing or not above zero",
+        "No: the point is listed and left off the front",
+    ),
     "n_superseded": Entry("replaced by a later record", "made again; only the latest counts", "Yes"),
 }
 FLAGS: dict[str, Entry] = {

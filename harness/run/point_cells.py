@@ -54,7 +54,9 @@ def _row(point: Point, base: Mapping[Any, Record], known: dict[Any, Estimate]) -
         "n": len(scored),
         **spread("score", score),
         "full_score": full.value,
-        "discriminative": discriminative(full, chance_of(scored or point.group, first["aggregate"]), not first["higher_is_better"]),
+        "discriminative": discriminative(
+            full, chance_of(scored or point.group, first["aggregate"]), not first["higher_is_better"]
+        ),
         "bytes_context": mean(context),
         "depth_realised": mean(realised),
     }
