@@ -159,6 +159,8 @@ class Recorder:
             "truncated": example.truncated,
             "length": example.length,
             "depth": example.depth,
+            "depth_realised": example.depth_realised,
+            "control_text": prompt.control_text,
             "order": example.order,
             "model": self.setup.model,
             "task": task.name,
