@@ -52,7 +52,8 @@ class UserText:
 
         Args:
             text: the user's.
-            before, after: the template's; tokens may join them with the text, as they do in the rendered whole.
+            before: the template's words in front; tokens may join them with the text, as they do in the rendered whole.
+            after: those behind.
             first: whether nothing stands in front; see `continued`.
         """
         read = self.raw if first else self.continued
@@ -132,7 +133,10 @@ class UserText:
         joint = self._plain("\n" + word)
         whole = joint[len(anchor) :] if joint[: len(anchor)] == anchor else self._plain(word)
         for ids in (whole, [*self.continued(word[0]), *self.continued(word[1:])], self._letters(word, first=False)):
-            if not self._ids.intersection(ids) and self.hf.decode(ids, clean_up_tokenization_spaces=False).strip() == word.strip():
+            if (
+                not self._ids.intersection(ids)
+                and self.hf.decode(ids, clean_up_tokenization_spaces=False).strip() == word.strip()
+            ):
                 return Ids(tuple(ids))
         return Ids(tuple(i for i in ids if i not in self._ids), 1)
 

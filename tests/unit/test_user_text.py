@@ -132,7 +132,9 @@ def test_added_words_that_steer_nothing_stay_tokens() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chat", [False, True])
-@pytest.mark.parametrize("text", ["Plain words.", " a space first", "\n\nlines", "user\n", "<b>tags</b> < t>", "| 日本語 🙂", ""])
+@pytest.mark.parametrize(
+    "text", ["Plain words.", " a space first", "\n\nlines", "user\n", "<b>tags</b> < t>", "| 日本語 🙂", ""]
+)
 def test_ordinary_text_has_the_ids_of_the_rendered_whole(text: str, chat: bool) -> None:
     """The default model: template and text are tokenized as one string, so seams merge as they always did."""
     tokens = default_tokens()
