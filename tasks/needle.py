@@ -33,8 +33,7 @@ class Needle:
 
     Args:
         lengths: Tokens of prompt and answer room together.
-        depths: Where the needle stands, 0 (before the first sentence) to 1 (after the last), in tokens of prose: between two
-            sentences, or between two words where the prose has no boundary within 0.05 of the depth.
+        depths: Share of the prose's tokens before the needle, which stands between sentences, or words where none end near.
         per_cell: Examples for each length and depth.
         kind: What the value is: number (7 digits), word, or uuid.
         distractor_needles: Other needles with other keys and values, anywhere in the prose.
@@ -119,8 +118,8 @@ class Needle:
             UserError: a length above the model's, below what template and needle need, or beyond the corpus.
         """
         most, lengths = tokens.max_length, list(self.lengths)
-        fits = most is None or max(lengths) <= most
-        require(fits, "task.lengths", lengths, f"the largest usable length of this model is {most}, answer included")
+        usable = f"the largest usable length of this model is {most}, answer included"
+        require(most is None or max(lengths) <= most, "task.lengths", lengths, usable)
         if corpus is None:
             raise UserError("corpus=None is not possible: task=needle hides its needle in a corpus; name one")
         prose = Prose.of(corpus)
@@ -215,8 +214,7 @@ class _Cell:
         answer = max(self._plain(" " + one.value) for one in hidden)
         require(answer <= answer_room, "task.max_new_tokens", answer_room, f"the value alone takes {answer} tokens")
         room = self._missing(self._context("".join(" " + one.sentence for one in hidden)), question, answer_prefix)
-        least = self.length - room + 1
-        require(room > 0, "task.lengths", lengths, f"template, needle and answer room need {least} tokens")
+        require(room > 0, "task.lengths", lengths, f"template, needle and answer room need {self.length - room + 1} tokens")
         wanted = room + room // 64 + 16  # sentences tokenized apart and together differ by a few
         haystack = self.prose.draw(wanted, self._plain, rng)
         if haystack is None:
@@ -241,8 +239,8 @@ class _Cell:
 
     def _missing(self, context: str, question: str, answer_prefix: str) -> int:
         """Tokens between prompt + answer room and the length asked."""
-        prompt = self.tokens.prompt(context, question, answer_prefix, chat=self.task.chat)
-        return self.length - self.task.answer_room - len(prompt.ids)
+        ids = self.tokens.prompt(context, question, answer_prefix, chat=self.task.chat).ids
+        return self.length - self.task.answer_room - len(ids)
 
     def _context(self, text: str) -> str:
         return f"{fill(self.task.intro, self.task.kind, '')}\n\n{text}" if self.task.intro else text

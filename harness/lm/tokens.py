@@ -151,7 +151,7 @@ class Tokenizer:
     def _forged(self, text: str) -> int:
         """How often a text spells the end of the user's turn, in a template that marks it by no token but by plain words."""
         end = self._template[1].strip()
-        return text.count(end) if end and not self.user.steers(end) else 0
+        return text.count(end) if end and not self.user.count(end) else 0
 
     def render(self, messages: Sequence[Mapping[str, str]], **how: Any) -> str:
         """The chat template around messages, as text.

@@ -71,9 +71,9 @@ class UserText:
             made += self._ordinary(piece, *ends, first=first and number == 0)
         return made
 
-    def steers(self, text: str) -> bool:
-        """Whether a control word stands in a text."""
-        return self._words.search(text) is not None
+    def count(self, text: str) -> int:
+        """How many control words stand in a text."""
+        return len(self._words.findall(text))
 
     @cached_property
     def control(self) -> Mapping[str, int]:

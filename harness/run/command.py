@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.run.again import again
 from harness.run.assemble import assemble
 from harness.run.cells import cells, is_stack_override, key_of
+from harness.run.notices import notices
 from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.recorder import Work, asked
@@ -60,6 +62,8 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     try:
         runner = bench.runner(store)
         works = bench.works(runner)
+        for line in notices(bench.task, bench.lm.tokens, works):
+            print(f"warning: {line}", file=sys.stderr)
         manifest = bench.manifest(found)
         store.write_manifest(manifest | {"asked": asked(works)})
         failures = runner.run(works)
