@@ -176,7 +176,7 @@ class Recorder:
             "layers_compressed": list(self.setup.shape.full_layers) if cell.stack.compresses else [],
             "gold": list(example.answers),
             "metric": task.metric,
-            "chance": task.chance,
+            "chance": guess(example, task),
             "seed": work.seed,
         }
         return Record(**(common | dict(self.shared(work)) | fields))
@@ -199,6 +199,13 @@ def works_of(
         claim = f"{digest([seed, context])[:16]}-{len(before) // len(cells) // TOGETHER}"
         before += [Work(example, prompt, cell, seed, claim, (name, part)) for cell, part in zip(cells, parts, strict=True)]
     return [one for works in same.values() for one in works]
+
+
+def guess(example: Example, task: Task) -> float:
+    """Score of a guess: of one choice among an example's, as many as it has; else what the task says."""
+    if not example.choices:
+        return task.chance
+    return sum(choice in example.answers for choice in example.choices) / len(example.choices)
 
 
 def cell_part(cell: Cell) -> str:
