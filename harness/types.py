@@ -29,6 +29,15 @@ def require(ok: bool, key: str, value: object, allowed: str) -> None:
         raise UserError(f"{key}={value!r} is not possible: {allowed}")
 
 
+def valid(text: str) -> bool:
+    """Whether a text can be written as UTF-8: half of a surrogate pair, as JSON may spell one, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Example:
     """One question on one context, as text; every stack of a run sees the same ones."""
@@ -40,7 +49,8 @@ class Example:
     answers: tuple[str, ...]
     group_id: str = ""  # the document; bootstrap resamples these
     length: int | None = None  # asked length in tokens, template and answer room included
-    depth: float | None = None  # 0..1, where the evidence stands
+    depth: float | None = None  # 0..1, where the evidence was asked to stand
+    depth_realised: float | None = None  # 0..1, the share of the prose's tokens before it
     max_new_tokens: int = 32
     stop: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()  # scored by log-likelihood instead of generating; answers hold the right ones
@@ -56,6 +66,7 @@ class Prompt:
     context: tuple[int, ...]
     question: tuple[int, ...]
     answer_prefix: tuple[int, ...]
+    control_text: int = 0  # words of the user's text that the model reads as the template's
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -235,6 +246,8 @@ class Record:
     bytes: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     series_path: str | None = None
+    depth_realised: float | None = None  # 0..1, the share of the prose's tokens before the evidence
+    control_text: int = 0  # words of the user's text that the model reads as the template's
     chunk: int | None = None  # streams: tokens fed between two compressions
     order: int | None = None  # of several questions on one context, which one this was, from 1
     status: str = "ok"  # ok | refused | failed | not_exercised

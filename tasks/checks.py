@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.types import require
+from harness.types import UserError, require, valid
 
 
 def whole(value: object, least: int) -> bool:
@@ -27,6 +27,22 @@ def require_bools(task: object, *keys: str) -> None:
         require(isinstance(value, bool), f"task.{key}", value, "true or false")
 
 
+def require_valid(value: object, where: str) -> None:
+    """Refuse a text, or a list with one, that holds half of a surrogate pair, as JSON can spell (UserError with `where`)."""
+    for text in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(text, str) and not valid(text):
+            raise UserError(f"{where} holds half of a surrogate pair, which is no character: {text!r:.60}")
+
+
+def require_text(task: object, key: str, *marks: str) -> str:
+    """A setting of a task that is a text and holds these marks (UserError)."""
+    text = getattr(task, key)
+    allowed = f"a text that holds {' and '.join(marks)}" if marks else "a text"
+    require(isinstance(text, str) and all(mark in text for mark in marks), f"task.{key}", text, allowed)
+    require_valid(text, f"task.{key}")
+    return str(text)
+
+
 def stop_strings(stop: object) -> tuple[str, ...]:
     """Stop strings of a setting: one text or a list of texts, none empty.
 
@@ -37,4 +53,5 @@ def stop_strings(stop: object) -> tuple[str, ...]:
     texts = tuple(item for item in listed(items) if isinstance(item, str) and item)
     fits = isinstance(items, list | tuple) and len(texts) == len(items)
     require(fits, "task.stop", stop, "a text or a list of texts, none empty")
+    require_valid(texts, "task.stop")
     return texts

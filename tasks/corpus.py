@@ -22,6 +22,7 @@ from typing import Any
 from harness.files import read_text
 from harness.package_data import fetch, fetch_many
 from harness.types import UserError, require
+from tasks.checks import require_valid
 
 _LINE_TAGS = {"br", "p", "li", "ul", "ol", "div"}
 
@@ -57,9 +58,10 @@ class Text(ABC):
 
     @cached_property
     def _documents(self) -> tuple[str, ...]:
-        found = tuple(text for text in (document.strip() for document in self.read()) if text)
+        found = tuple(text for text in (document.removeprefix("\ufeff").strip() for document in self.read()) if text)
         if not found:
             raise UserError(f"corpus {self.name} holds no text")
+        require_valid(found, f"corpus {self.name}")
         return found
 
     @cached_property

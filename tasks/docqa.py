@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from harness.types import Corpus, Example, Score, Tokens, UserError, require
 from tasks import scoring
-from tasks.checks import listed, require_bools, stop_strings, whole
+from tasks.checks import listed, require_bools, require_text, stop_strings, whole
 from tasks.docqa_records import Library, Line, Report, Reports, rivals
 from tasks.docqa_shelf import LEAST_LINES, Record, Shelf
 from tasks.pieces import set_apart
@@ -83,9 +83,7 @@ class DocQA:
         require(self.metric in scoring.METRICS, "task.metric", self.metric, f"one of {', '.join(scoring.METRICS)}")
         require_bools(self, "swap", "query_aware", "chat")
         for key, marks in _TEXTS.items():
-            text = getattr(self, key)
-            allowed = f"a text that holds {' and '.join(marks)}" if marks else "a text"
-            require(isinstance(text, str) and all(mark in text for mark in marks), f"task.{key}", text, allowed)
+            require_text(self, key, *marks)
         for key, values in (("lengths", lengths), ("fields", fields), ("stop", stop_strings(self.stop))):
             object.__setattr__(self, key, values)
         _ = self.countries
@@ -210,6 +208,7 @@ class _Page:
         if self._missing(shelf.text, question, answer_prefix) < 0:
             return None
         alone = self.task.baseline == "no_context"
+        depth = None if alone else self._count(shelf.up_to(lines.index(asked))) / self._count(shelf.text)
         return Example(
             id=f"{self.length}-{index}",
             context=target.heading if alone else shelf.text,
@@ -218,7 +217,8 @@ class _Page:
             answers=asked.answers,
             group_id=report.country,
             length=self.length,
-            depth=None if alone else round(self._count(shelf.up_to(lines.index(asked))) / self._count(shelf.text), 1),
+            depth=None if depth is None else round(depth, 1),
+            depth_realised=None if depth is None else round(depth, 4),
             max_new_tokens=self.task.max_new_tokens,
             stop=tuple(self.task.stop),
             distractors=rivals(lines, asked),

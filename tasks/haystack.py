@@ -13,6 +13,7 @@ from harness.types import Corpus
 
 _ABBREVIATION = r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bProf)(?<!\be\.g)(?<!\bi\.e)(?<!\b[A-Z])"
 _END = re.compile(rf"(?:(?:{_ABBREVIATION}\.|[!?…])+[\"'”’)\]]*(?=\s)|[。！？]+[」』”]*|(?<=\S)(?=\s*\n\s*\n))(?=\s*\S)")
+OFF = 0.05  # share of the prose by which a needle may miss its depth for the sake of a sentence boundary
 _LONGEST = 1000  # characters; text without sentence ends is cut at white space instead
 _RUN = re.compile(rf"(?s)\s*\S.{{0,{_LONGEST}}}(?=\s|\Z)|.{{1,{_LONGEST}}}")
 
@@ -64,13 +65,14 @@ class Haystack:
     counts: tuple[int, ...]
     origin: str
 
-    def text(self, room: int, inserts: Sequence[tuple[float, str]], count: Count) -> str:
+    def text(self, room: int, inserts: Sequence[tuple[float, str]], count: Count, *, inside: bool = False) -> str:
         """The last `room` tokens, with each insert at the sentence boundary nearest its depth.
 
         Args:
             room: Tokens of prose to keep; the first sentence kept loses its start to come out right.
             inserts: (depth, text) pairs; depth is 0..1 in tokens of the prose kept, 0 before it and 1 after it.
             count: Tokens of a text.
+            inside: Whether an insert may go between two words of a sentence where no boundary is within OFF of its depth.
         """
         first, behind = len(self.sentences), 0
         while first and behind < room:
@@ -80,12 +82,31 @@ class Haystack:
         head = cut(self.sentences[first], self.counts[first] - spare, count)
         kept = (head, *self.sentences[first + 1 :])
         ends = [0, *accumulate((self.counts[first] - spare, *self.counts[first + 1 :]))]
+        if inside:
+            for depth, _ in inserts:
+                kept, ends = _parted(kept, ends, depth, count)
         parts: list[list[str]] = [[] for _ in ends]
         for depth, text in sorted(inserts):
             parts[min(range(len(ends)), key=lambda i: abs(ends[i] - depth * ends[-1]))].append(" " + text)
         for sentence, after in zip(kept, parts[1:], strict=True):
             after.insert(0, sentence if sentence[:1].isspace() or not sentence else " " + sentence)
         return "".join(text for part in parts for text in part).strip()
+
+
+def _parted(kept: tuple[str, ...], ends: list[int], depth: float, count: Count) -> tuple[tuple[str, ...], list[int]]:
+    """The sentences and where they end in tokens, one of them in two parts where none ends within OFF of a depth."""
+    wanted = depth * ends[-1]
+    if min(abs(end - wanted) for end in ends) <= OFF * ends[-1]:
+        return kept, ends
+    at = bisect_left(ends, wanted) - 1
+    sentence, tokens = kept[at], wanted - ends[at]
+    gaps = [m.start() for m in re.finditer(r"(?<=\S)\s+(?=\S)", sentence)] or list(range(1, len(sentence)))
+    if not gaps:
+        return kept, ends
+    near = bisect_left(gaps, tokens, key=lambda i: count(sentence[:i]))
+    gap = min(gaps[max(0, near - 1) : near + 1], key=lambda i: abs(count(sentence[:i]) - tokens))
+    halves = (sentence[:gap], sentence[gap:])
+    return (*kept[:at], *halves, *kept[at + 1 :]), [*ends[: at + 1], ends[at] + count(halves[0]), *ends[at + 1 :]]
 
 
 def cut(sentence: str, room: int, count: Count) -> str:

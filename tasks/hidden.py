@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from tasks import scoring
 from tasks.words import KEYS, VALUES
@@ -16,12 +17,13 @@ KINDS = {"number": 10, "word": 12, "uuid": 48}
 
 @dataclass(frozen=True, kw_only=True)
 class Hidden:
-    """One needle: where it stands (0..1), what it is about, its value, and its sentence."""
+    """One needle: where it is to stand (0..1), what it is about, its value, its sentence, and where it came to stand."""
 
     depth: float
     key: str
     value: str
     sentence: str
+    stands: float = math.nan
 
 
 def draw(template: str, kind: str, depths: Sequence[float], rng: random.Random) -> list[Hidden]:
@@ -47,6 +49,18 @@ def found_once(hidden: Sequence[Hidden], context: str, asked: str) -> bool:
         and not scoring.occurrences(asked, one.value)
         for one in hidden
     )
+
+
+def placed(hidden: Sequence[Hidden], text: str, count: Callable[[str], int]) -> list[Hidden]:
+    """The needles with where each came to stand in a text: the share of the prose's tokens before it; needles are no prose."""
+    found = []
+    for one in hidden:
+        before, _, after = text.partition(one.sentence)
+        for other in hidden:
+            before, after = before.replace(other.sentence, ""), after.replace(other.sentence, "")
+        tokens = count(before.strip())
+        found.append(replace(one, stands=round(tokens / max(tokens + count(after.strip()), 1), 4)))
+    return found
 
 
 def _values(kind: str, n: int, rng: random.Random) -> list[str]:

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from harness.types import Corpus, Example, Score, Tokens, UserError, require
-from tasks import scoring
-from tasks.checks import require_bools, share, stop_strings, whole
+from tasks import echo, scoring
+from tasks.checks import require_bools, require_text, share, stop_strings, whole
 from tasks.fit import SIDES, fitted
 from tasks.hub_rows import picked, squad_rows, texts
 from tasks.pieces import set_apart
@@ -72,9 +72,9 @@ class HubQA:
         require(isinstance(self.name, str) and bool(self.name), "task.name", self.name, "a label")
         self._check_source()
         self._check_columns()
-        for key, mark in (("question", "{question}"), ("intro", ""), ("answer_prefix", "")):
-            value = getattr(self, key)
-            require(isinstance(value, str) and mark in value, f"task.{key}", value, f"a text that holds {mark}".rstrip())
+        require_text(self, "question", "{question}")
+        for key in ("intro", "answer_prefix"):
+            require_text(self, key)
         require(whole(self.max_new_tokens, 1), "task.max_new_tokens", self.max_new_tokens, "a whole number above 0")
         require(self.metric in scoring.METRICS, "task.metric", self.metric, f"one of {', '.join(scoring.METRICS)}")
         require(share(self.chance) and self.chance < 1, "task.chance", self.chance, "a number from 0 to below 1")
@@ -119,6 +119,11 @@ class HubQA:
             example = self._example(number, row)
             if not any(map(scoring.normalise, example.answers)):
                 continue
+            if echo.is_answer(example):
+                raise UserError(
+                    f"{self.label}, row {number}: the question or task.answer_prefix is an answer itself, so an echo would "
+                    "count as right"
+                )
             if example.id in found:
                 raise UserError(f"{self.label}: id {example.id!r} stands twice")
             found[example.id] = example
@@ -136,8 +141,13 @@ class HubQA:
             fitted(example, tokens, chat=self.chat, truncate=self.truncate, source=self.label) for example in self.questions
         ]
 
+    def notices(self, examples: Sequence[Example]) -> list[str]:
+        """What a run says of these examples before it begins."""
+        return echo.notices(examples)
+
     def score(self, example: Example, answer: str) -> Score:
-        """The headline that `metric` picks, all scores beside it, best over the references."""
+        """The headline that `metric` picks, all scores beside it, best over the references; an echo of the question is none."""
+        answer = echo.without_echo(answer, example)
         return scoring.judge(answer, example.answers, metric=self.metric, rivals=example.distractors)
 
     def _rows(self) -> Iterable[Mapping[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.files import read_text
 from harness.types import UserError
+from tasks.checks import require_valid
 
 
 def squad_rows(path: str) -> list[dict[str, Any]]:
@@ -53,9 +54,10 @@ def texts(value: Any, where: str) -> list[str]:
     """
     items = value if isinstance(value, list) else [value]
     joined = ["".join(map(str, item)) if isinstance(item, list) else item for item in items]
+    require_valid(joined, where)
     if not all(isinstance(item, str) for item in joined):
         raise UserError(f"{where}: {value!r:.80} is not a text or a list of texts")
-    return joined
+    return [item.removeprefix("\ufeff") for item in joined]
 
 
 def _flat(found: Any, where: str) -> Iterator[dict[str, Any]]:
@@ -85,4 +87,5 @@ def _text(holder: Any, key: str, where: str) -> str:
     if not (isinstance(holder, dict) and isinstance(holder.get(key), str)):
         raise UserError(f"{where} is not in the SQuAD format: no text {key!r}")
     text: str = holder[key]
+    require_valid(text, f"{where}: {key}")
     return text

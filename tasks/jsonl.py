@@ -14,8 +14,8 @@ from pathlib import Path
 
 from harness.files import read_text
 from harness.types import Corpus, Example, Score, Tokens, UserError, require
-from tasks import scoring
-from tasks.checks import listed, require_bools, share, stop_strings, whole
+from tasks import echo, scoring
+from tasks.checks import listed, require_bools, require_valid, share, stop_strings, whole
 from tasks.fit import SIDES, fitted
 from tasks.pieces import set_apart
 
@@ -96,8 +96,13 @@ class JsonLines:
         name = Path(str(self.path)).name
         return [fitted(e, tokens, chat=self.chat, truncate=self.truncate, source=name) for e in self.read()]
 
+    def notices(self, examples: Sequence[Example]) -> list[str]:
+        """What a run says of these examples before it begins."""
+        return echo.notices(examples)
+
     def score(self, example: Example, answer: str) -> Score:
-        """The headline that `metric` picks, all scores beside it, best over the references."""
+        """The headline that `metric` picks, all scores beside it, best over the references; an echo of the question is none."""
+        answer = echo.without_echo(answer, example)
         return scoring.judge(answer, example.answers, metric=self.metric, rivals=example.distractors)
 
     def _example(self, line: str, number: int, where: str) -> Example:
@@ -111,7 +116,7 @@ class JsonLines:
         question, answer_prefix = set_apart(question, _text(row, "answer_prefix", where), chat=self.chat)
         if not (question or answer_prefix):
             raise UserError(f"{where}: question and answer_prefix are both empty")
-        return Example(
+        example = Example(
             id=_label(row, "id", where) or str(number),
             context=context,
             question=question,
@@ -122,11 +127,14 @@ class JsonLines:
             stop=tuple(self.stop),
             distractors=_texts(row, "distractors", where),
         )
+        if echo.is_answer(example):
+            raise UserError(f"{where}: the question or the answer_prefix is an answer itself, so an echo would count as right")
+        return example
 
 
 def _row(line: str, where: str) -> dict[str, object]:
     try:
-        row = json.loads(line)
+        row = json.loads(line.removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON, {error.msg} at column {error.colno}") from None
     except RecursionError:
@@ -139,6 +147,8 @@ def _row(line: str, where: str) -> dict[str, object]:
     unknown = sorted(set(row) - {*_NEEDED, *_OPTIONAL})
     if unknown:
         raise UserError(f"{where}: unknown key {unknown[0]!r} (known: {', '.join((*_NEEDED, *_OPTIONAL))})")
+    for key, value in row.items():
+        require_valid(value, f"{where}: {key}")
     return row
 
 
@@ -146,7 +156,7 @@ def _text(row: dict[str, object], key: str, where: str) -> str:
     value = row.get(key, "")
     if not isinstance(value, str):
         raise UserError(f"{where}: {key}={value!r} is not a text")
-    return value
+    return value.removeprefix("\ufeff")
 
 
 def _texts(row: dict[str, object], key: str, where: str) -> tuple[str, ...]:

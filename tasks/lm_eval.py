@@ -7,8 +7,9 @@ that neither the order of tasks nor a group around them changes a prompt.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
@@ -105,13 +106,16 @@ class LmEval:
             require(value is None or isinstance(value, Mapping), f"task.{key}", value, "a dictionary, or null")
         require_bools(self, "chat", "multiturn", "unsafe_code")
 
-    def load(self, tokenizer: Any, seed: int) -> Loaded:
+    def load(self, tokenizer: Any, seed: int, render: Callable[..., str] | None = None) -> Loaded:
         """Tasks, groups and requests, rendered with a transformers tokenizer; the same every time, in any process.
+
+        `render` puts the chat template around messages; None: the tokenizer's own.
 
         Raises:
             UserError: an unknown task, data that cannot be had, a package that a task needs, code that is not allowed.
         """
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        render = render or partial(tokenizer.apply_chat_template, tokenize=False)
         metadata = {"tokenizer": str(tokenizer.name_or_path), **(self.metadata or {})}
         found = load_tasks(self.names, metadata, self.include_path, seed)
         for task in found["tasks"].values():
@@ -122,7 +126,7 @@ class LmEval:
                 system_instruction=self.system_instruction,
                 apply_chat_template=self.chat,
                 fewshot_as_multiturn=self.multiturn,
-                chat_template=chat_template(tokenizer) if self.chat else None,
+                chat_template=chat_template(render) if self.chat else None,
             )
         by_task = [_documents(name, task) for name, task in found["tasks"].items()]
         # One document of each task before the second of any: a limit still covers all tasks.
@@ -144,7 +148,7 @@ class LmEval:
     def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
         """Every document as an example: its id, first prompt, target and continuations; `loaded` holds the requests."""
         tokenizer: Any = tokens
-        loaded = self.load(tokenizer.hf, seed)
+        loaded = self.load(tokenizer.hf, seed, tokenizer.render)
         object.__setattr__(self, "loaded", loaded)
         return [_example(loaded.tasks[one.task], one) for one in loaded.documents.values()]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,21 +68,13 @@ def _seeded_downloads(seed: int) -> Iterator[None]:
         ConfigurableTask.download = original
 
 
-def chat_template(tokenizer: Any) -> Any:
-    """lm-eval's chat_template callable for a tokenizer (UserError where it has no template)."""
-    require(bool(tokenizer.chat_template), "task.chat", True, "the model's tokenizer has no chat template")
+def chat_template(render: Callable[..., str]) -> Callable[..., str]:
+    """lm-eval's chat_template callable over `render(messages, **how)`."""
 
-    def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                history,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-            )
-        )
+    def templated(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return render(history, add_generation_prompt=add_generation_prompt, continue_final_message=not add_generation_prompt)
 
-    return render
+    return templated
 
 
 def _line(error: BaseException) -> str:

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 
 from harness.types import Corpus, Example, Score, Tokens, UserError, require
 from tasks import scoring
-from tasks.checks import listed, require_bools, share, stop_strings, whole
-from tasks.haystack import Haystack, Prose
-from tasks.hidden import KINDS, Hidden, draw, fill, found_once
+from tasks.checks import listed, require_bools, require_text, share, stop_strings, whole
+from tasks.haystack import OFF, Haystack, Prose
+from tasks.hidden import KINDS, Hidden, draw, fill, found_once, placed
 from tasks.pieces import set_apart
 from tasks.words import KEYS, VALUES
 
 AWARE_OF = ("own", "first")
 _DRAWS = 100
+_NATURAL = 20  # of these, until a needle may stand inside a sentence
 _TEXTS = {"needle": ("{key}", "{value}"), "question": ("{key}",), "answer_prefix": (), "intro": ()}
 
 
@@ -32,7 +33,7 @@ class Needle:
 
     Args:
         lengths: Tokens of prompt and answer room together.
-        depths: Where the needle stands, 0 (before the first sentence) to 1 (after the last), in tokens of prose.
+        depths: Share of the prose's tokens before the needle, which stands between sentences, or words where none end near.
         per_cell: Examples for each length and depth.
         kind: What the value is: number (7 digits), word, or uuid.
         distractor_needles: Other needles with other keys and values, anywhere in the prose.
@@ -78,8 +79,7 @@ class Needle:
             fits = fits and bool(values) and len(set(values)) == len(values)
             require(fits, f"task.{key}", getattr(self, key), f"a list of different {allowed}")
             object.__setattr__(self, key, values)
-        others, room = self.distractor_needles, self.max_new_tokens
-        most = f"a whole number from 0 to {len(KEYS) - 1}"
+        others, room, most = self.distractor_needles, self.max_new_tokens, f"a whole number from 0 to {len(KEYS) - 1}"
         require(whole(self.per_cell, 1), "task.per_cell", self.per_cell, "a whole number above 0")
         require(self.kind in KINDS, "task.kind", self.kind, f"one of {', '.join(KINDS)}")
         require(whole(others, 0) and others < len(KEYS), "task.distractor_needles", others, most)
@@ -93,14 +93,9 @@ class Needle:
         require(fits, "task.aware_of", self.aware_of, "first needs query_aware=true, chat=false and questions above 1")
         object.__setattr__(self, "stop", stop_strings(self.stop))
         for key, marks in _TEXTS.items():
-            self._check_text(key, marks)
-
-    def _check_text(self, key: str, marks: Sequence[str]) -> None:
-        text = getattr(self, key)
-        allowed = f"a text that holds {' and '.join(marks)}" if marks else "a text"
-        require(isinstance(text, str) and all(mark in text for mark in marks), f"task.{key}", text, allowed)
-        require(key == "needle" or "{value}" not in text, f"task.{key}", text, "only task.needle may hold {value}")
-        require(key != "intro" or "{key}" not in text, f"task.{key}", text, "the context must not name the key asked for")
+            text = require_text(self, key, *marks)
+            require(key == "needle" or "{value}" not in text, f"task.{key}", text, "only task.needle may hold {value}")
+            require(key != "intro" or "{key}" not in text, f"task.{key}", text, "the context must not name the key asked for")
 
     @property
     def name(self) -> str:
@@ -123,8 +118,8 @@ class Needle:
             UserError: a length above the model's, below what template and needle need, or beyond the corpus.
         """
         most, lengths = tokens.max_length, list(self.lengths)
-        fits = most is None or max(lengths) <= most
-        require(fits, "task.lengths", lengths, f"the largest usable length of this model is {most}, answer included")
+        usable = f"the largest usable length of this model is {most}, answer included"
+        require(most is None or max(lengths) <= most, "task.lengths", lengths, usable)
         if corpus is None:
             raise UserError("corpus=None is not possible: task=needle hides its needle in a corpus; name one")
         prose = Prose.of(corpus)
@@ -158,14 +153,18 @@ class _Cell:
         """The examples of the context with this index; drawn again where a key or value stands elsewhere in the prose."""
         task, n = self.task, self.task.questions
         rng = random.Random(hashlib.sha256(f"{seed}|{self.length}|{self.depth}|{index}".encode()).digest())
-        for _ in range(_DRAWS):
+        for number in range(_DRAWS):
             depths = [self._depth(i) for i in range(n)] + [rng.random() for _ in range(task.distractor_needles)]
             hidden = draw(task.needle, task.kind, depths, rng)
             asked = self._asked(hidden[:n])
             longest = max(asked, key=lambda one: -self._missing("", *one))
             haystack, room = self._haystack(hidden, *longest, rng)
-            context = self._fit(haystack, room, hidden, *longest)
-            if context is not None and found_once(hidden, context, "".join(map("".join, asked))):
+            inside = number >= _NATURAL
+            context = self._fit(haystack, room, hidden, *longest, inside=inside)
+            if context is None or not found_once(hidden, context, "".join(map("".join, asked))):
+                continue
+            hidden = placed(hidden, context.removeprefix(self._context("")), self._plain)
+            if inside or all(abs(one.stands - one.depth) <= OFF for one in hidden[:n]):
                 name, group = f"{task.kind}-{self.length}-{self.depth}-{index}", f"{self.corpus}:{haystack.origin}"
                 return [self._example(name, i, asked[i], context, hidden, group) for i in range(n)]
         raise UserError(
@@ -187,6 +186,7 @@ class _Cell:
             group_id=group,
             length=self.length,
             depth=hidden[i].depth,
+            depth_realised=hidden[i].stands,
             max_new_tokens=task.answer_room,
             stop=tuple(task.stop),
             distractors=tuple(one.value for one in hidden if one is not hidden[i]),
@@ -214,8 +214,7 @@ class _Cell:
         answer = max(self._plain(" " + one.value) for one in hidden)
         require(answer <= answer_room, "task.max_new_tokens", answer_room, f"the value alone takes {answer} tokens")
         room = self._missing(self._context("".join(" " + one.sentence for one in hidden)), question, answer_prefix)
-        least = self.length - room + 1
-        require(room > 0, "task.lengths", lengths, f"template, needle and answer room need {least} tokens")
+        require(room > 0, "task.lengths", lengths, f"template, needle and answer room need {self.length - room + 1} tokens")
         wanted = room + room // 64 + 16  # sentences tokenized apart and together differ by a few
         haystack = self.prose.draw(wanted, self._plain, rng)
         if haystack is None:
@@ -225,11 +224,13 @@ class _Cell:
             )
         return haystack, room
 
-    def _fit(self, haystack: Haystack, room: int, hidden: Sequence[Hidden], question: str, answer_prefix: str) -> str | None:
+    def _fit(
+        self, haystack: Haystack, room: int, hidden: Sequence[Hidden], question: str, answer_prefix: str, *, inside: bool
+    ) -> str | None:
         """The context that makes the prompt exactly as long as asked, or None where no cut of this prose does."""
         inserts = [(one.depth, one.sentence) for one in hidden]
         for _ in range(8):
-            context = self._context(haystack.text(room, inserts, self._plain))
+            context = self._context(haystack.text(room, inserts, self._plain, inside=inside))
             missing = self._missing(context, question, answer_prefix)
             if not missing:
                 return context
@@ -238,12 +239,11 @@ class _Cell:
 
     def _missing(self, context: str, question: str, answer_prefix: str) -> int:
         """Tokens between prompt + answer room and the length asked."""
-        prompt = self.tokens.prompt(context, question, answer_prefix, chat=self.task.chat)
-        return self.length - self.task.answer_room - len(prompt.ids)
+        ids = self.tokens.prompt(context, question, answer_prefix, chat=self.task.chat).ids
+        return self.length - self.task.answer_room - len(ids)
 
     def _context(self, text: str) -> str:
-        intro = fill(self.task.intro, self.task.kind, "")
-        return f"{intro}\n\n{text}" if intro else text
+        return f"{fill(self.task.intro, self.task.kind, '')}\n\n{text}" if self.task.intro else text
 
     def _plain(self, text: str) -> int:
         """Tokens of a text inside a longer one: some tokenizers put a space before whatever starts."""

@@ -11,13 +11,22 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
+import regex
+
 from harness.types import Score, require
 
 METRICS = ("contains", "strict", "exact", "f1")
 
 _APOSTROPHES = re.compile(r"['’ʼ`]")
 _THOUSANDS = re.compile(r"(?<!\w)(?<!\d[.,])\d{1,3}(?:,\d{3})+(?!\w|,\d)")
-_UNSPACED = re.compile(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af])")
+_IGNORABLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
+# A letter of a script written without spaces between words, with its marks and what is stacked below it. Line breaking class
+# SA names most of them (Thai, Lao, Khmer, Burmese and their kin), AK and AS Javanese, Balinese and others.
+_UNSPACED = regex.compile(
+    r"(?V1)[[\p{Line_Break=SA}\p{Line_Break=AK}\p{Line_Break=AS}"
+    r"\p{Script_Extensions=Han}\p{Script_Extensions=Hiragana}\p{Script_Extensions=Katakana}\p{Script=Hangul}\p{Script=Yi}]"
+    r"&&\p{L}](?:\p{M}|(?<=\p{Indic_Syllabic_Category=Invisible_Stacker})\p{L})*"
+)
 _POINT = re.compile(r"(?<=\d)\.(?=\d)")
 _MINUS = re.compile(r"(?<![\w)\]-])[-−](?=\d)")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -29,16 +38,20 @@ _ARTICLES = frozenset({"a", "an", "the"})
 def normalise(text: str) -> str:
     """Words of a text, one space apart: what all scores compare.
 
-    In order: Unicode NFKC and case folding; apostrophes dropped (`john's` -> `johns`); commas dropped inside a number
-    grouped by thousands (`3,677` -> `3677`); every other character that is no letter or digit becomes a space, save a
-    decimal point between digits and a minus sign that starts a number; each CJK character is a word of its own. Digits
-    are never joined over a space (`4 2` stays two words) and words are never read as numbers.
+    In order: Unicode NFKC and case folding, without characters that are not seen (soft hyphens, zero-width spaces and
+    joiners); apostrophes dropped (`john's` -> `johns`); each letter of a script without spaces between words (Chinese,
+    Japanese, Thai, Khmer ...) is a word of its own, with its marks; commas dropped inside a number grouped by thousands
+    (`3,677` -> `3677`); every other character that is no letter or digit becomes a space, save a decimal point between
+    digits and a minus sign that starts a number. Digits are never joined over a space (`4 2` stays two words) and words
+    are never read as numbers.
     """
-    text = _APOSTROPHES.sub("", unicodedata.normalize("NFKC", text).casefold())
+    text = _IGNORABLE.sub("", unicodedata.normalize("NFKC", text).casefold())
+    text = _APOSTROPHES.sub("", unicodedata.normalize("NFKC", text))
+    text = _UNSPACED.sub(r" \g<0> ", _MINUS.sub("\x01", text))
     text = _THOUSANDS.sub(lambda m: m.group().replace(",", ""), text)
-    text = _MINUS.sub("\x01", _POINT.sub("\x00", text))
+    text = _POINT.sub("\x00", text)
     text = "".join(c if c.isalnum() or unicodedata.category(c).startswith("M") or c in "\x00\x01" else " " for c in text)
-    return " ".join(_UNSPACED.sub(r" \1 ", text).replace("\x00", ".").replace("\x01", "-").split())
+    return " ".join(text.replace("\x00", ".").replace("\x01", "-").split())
 
 
 def occurrences(text: str, value: str) -> int:
@@ -71,14 +84,14 @@ def strict(answer: str, references: Sequence[str], rivals: Sequence[str] = ()) -
 
 
 def exact(answer: str, references: Sequence[str]) -> float:
-    """1.0 when the answer is a reference, articles aside (SQuAD)."""
-    said = _content(answer)
-    return float(any(said == _content(reference) for reference in references))
+    """1.0 when the answer is a reference, articles aside (SQuAD); a reference without words matches nothing."""
+    pairs = (_contents(answer, reference) for reference in references)
+    return float(any(wanted and said == wanted for said, wanted in pairs))
 
 
 def f1(answer: str, references: Sequence[str]) -> float:
-    """Word-overlap F1 with the best reference, 0..1, articles aside (SQuAD)."""
-    return max((_overlap(_content(answer), _content(reference)) for reference in references), default=0.0)
+    """Word-overlap F1 with the best reference, 0..1, articles aside (SQuAD); 0 where either side has no words."""
+    return max((_overlap(*_contents(answer, reference)) for reference in references), default=0.0)
 
 
 def judge(answer: str, references: Sequence[str], *, metric: str = "contains", rivals: Sequence[str] = ()) -> Score:
@@ -106,12 +119,13 @@ def _form(wanted: Sequence[str]) -> re.Pattern[str] | None:
     return next((form for form in (_NUMBER, _UUID) if wanted and all(map(form.fullmatch, wanted))), None)
 
 
-def _content(text: str) -> list[str]:
-    return [word for word in normalise(text).split() if word not in _ARTICLES]
+def _contents(answer: str, reference: str) -> tuple[list[str], list[str]]:
+    """Words of both without articles; with them where the reference is nothing else (the choice `A`)."""
+    said, wanted = normalise(answer).split(), normalise(reference).split()
+    bare = [word for word in wanted if word not in _ARTICLES]
+    return ([word for word in said if word not in _ARTICLES], bare) if bare else (said, wanted)
 
 
 def _overlap(said: Sequence[str], wanted: Sequence[str]) -> float:
-    if not said or not wanted:
-        return float(list(said) == list(wanted))
     common = sum((Counter(said) & Counter(wanted)).values())
-    return 2 * common / (len(said) + len(wanted))
+    return 2 * common / (len(said) + len(wanted)) if common else 0.0

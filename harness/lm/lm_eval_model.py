@@ -183,14 +183,9 @@ class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
         return str(self.tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        require(bool(self.tokenizer.chat_template), "apply_chat_template", True, "the tokenizer has no chat template")
-        text = self.tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
+        return self.lm.tokens.render(
+            chat_history, add_generation_prompt=add_generation_prompt, continue_final_message=not add_generation_prompt
         )
-        return str(text)
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval writes beside its results."""

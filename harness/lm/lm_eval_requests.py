@@ -108,7 +108,7 @@ class Encoder:
     def score(self, context: str, continuation: str) -> Request:
         """The log-likelihood of a continuation; spaces that end the context belong to the continuation."""
         if context == "":
-            target = self.tokens.encode(continuation)
+            target = self.tokens.user.raw(continuation)  # as lm-eval's hf model does, control words and all
             known = target[:1] == [self.first_id]
             return self._whole("loglikelihood", target if known else [self.first_id, *target])
         spaces = len(context) - len(context.rstrip())

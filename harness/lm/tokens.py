@@ -6,7 +6,8 @@ shreds English is refused, for its scores would be silently wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +15,16 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from harness.types import Prompt, UserError
+from harness.lm.user_text import Ids, UserText
+from harness.types import Prompt, UserError, valid
 
 _LEAST_CHARACTERS_PER_TOKEN = 3.5
 _MARK = "MESSAGE-STANDS-HERE"
+_NO_CHAT = "task.chat=True is not possible:"
+_THINKS = re.compile(
+    r"[<\[][|｜]?(?P<end>/|end_of_)?(?:begin_of_)?(?:think|thinking|thought|thoughts|reason|reasoning|analysis|scratchpad)[|｜]?[>\]]",
+    re.IGNORECASE,
+)
 _ROUND_TRIPS = (
     "two  spaces, a tab\tand a line\nbreak\n\n    indented",
     "0 12 345 6789012, 3.14 and 1e-5",
@@ -76,9 +83,26 @@ class Tokenizer:
                 f"{_LEAST_CHARACTERS_PER_TOKEN}: it is broken, or a byte tokenizer (then set model.tokenizer=bytes)"
             )
 
+    @cached_property
+    def user(self) -> UserText:
+        """How text that users write becomes ids."""
+        return UserText(self.hf)
+
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, no special token added."""
-        return list(self.hf.encode(text, add_special_tokens=False, verbose=False))
+        """Ids of a user's text, no special token added; control words in it are text.
+
+        Raises:
+            UserError: half of a surrogate pair stands in it.
+        """
+        return list(self._user(text).ids)
+
+    def _user(self, text: str, **how: Any) -> Ids:
+        try:
+            return self.user.encode(text, **how)
+        except (TypeError, UnicodeEncodeError):  # tokenizers say it in several ways
+            if valid(text):
+                raise
+            raise UserError(f"text with half of a surrogate pair has no tokens: {text!r:.80}") from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens stripped."""
@@ -109,43 +133,62 @@ class Tokenizer:
             UserError: `chat` on a tokenizer without a usable chat template.
         """
         head, tail = self._template if chat else ("", "")
-        first = self.encode(head + context)
-        bos = self.bos_ids
+        made = self._user(context, before=head)
+        first, bos = list(made.ids), self.bos_ids
         if bos and tuple(first[:1]) != bos:
             first = [*bos, *first]
-        while bos and tuple(first[1:2]) == bos:  # a template and a text that both bring one
+        while bos and tuple(first[1:2]) == bos:  # a template that brings two
             del first[1]
+        asked = self._user(question, after=tail, first=False)
+        begun = self._user(answer_prefix, first=False)
         return Prompt(
             context=tuple(first),
-            question=tuple(self._continue(question + tail)),
-            answer_prefix=tuple(self._continue(answer_prefix)),
+            question=asked.ids,
+            answer_prefix=begun.ids,
+            control_text=made.lost + asked.lost + begun.lost + (self._forged(context) + self._forged(question) if chat else 0),
         )
+
+    def _forged(self, text: str) -> int:
+        """How often a text spells the end of the user's turn, in a template that marks it by no token but by plain words."""
+        end = self._template[1].strip()
+        return text.count(end) if end and not self.user.count(end) else 0
+
+    def render(self, messages: Sequence[Mapping[str, str]], **how: Any) -> str:
+        """The chat template around messages, as text.
+
+        Raises:
+            UserError: no template, several without a default, or one that fails; what the template says is in the line.
+        """
+        templates = self.hf.chat_template
+        if not templates:
+            raise UserError(f"{_NO_CHAT} the model's tokenizer has no chat template (task.chat=false)")
+        if isinstance(templates, dict) and "default" not in templates:
+            named = ", ".join(sorted(templates))
+            raise UserError(f"{_NO_CHAT} the model's chat templates are {named}, and none is the default (task.chat=false)")
+        try:
+            return str(self.hf.apply_chat_template(list(messages), tokenize=False, **how))
+        except Exception as error:  # a template is a program of its own
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{_NO_CHAT} the model's chat template fails: {line} (task.chat=false)") from None
+
+    @cached_property
+    def thinking(self) -> str | None:
+        """The tag of a thinking block that the chat template opens and leaves open before the answer; None without one."""
+        opened: list[str] = []
+        for found in _THINKS.finditer(self._template[1]):
+            opened = [] if found["end"] else [*opened, found.group()]
+        return opened[-1] if opened else None
 
     @cached_property
     def _template(self) -> tuple[str, str]:
         """The rendered chat template before and after the user's message."""
-        if not self.hf.chat_template:
-            raise UserError("task.chat=True is not possible: the model's tokenizer has no chat template (task.chat=false)")
-        text = self.hf.apply_chat_template(
+        text = self.render(
             [{"role": "user", "content": _MARK}],
-            tokenize=False,
             add_generation_prompt=True,
             enable_thinking=False,  # read by templates of reasoning models: the answer starts at once
             date_string="26 Jul 2024",  # read by templates that print today's date: prompts must not change overnight
         )
         if text.count(_MARK) != 1:
-            raise UserError("task.chat=True is not possible: the chat template does not show the message exactly once")
+            raise UserError(f"{_NO_CHAT} the chat template does not show the message exactly once")
         head, tail = text.split(_MARK)
         return head, tail
-
-    def _continue(self, text: str) -> list[int]:
-        """Ids of a text that follows another: no space of its own in front, which sentencepiece types would add."""
-        plain = self.encode(text)
-        if not self._adds_space:
-            return plain
-        anchor, joint = self.encode("\n"), self.encode("\n" + text)
-        return joint[len(anchor) :] if joint[: len(anchor)] == anchor else plain
-
-    @cached_property
-    def _adds_space(self) -> bool:
-        return str(self.hf.convert_ids_to_tokens(self.encode("a"))[0]).startswith("▁")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from harness.run.again import again
 from harness.run.assemble import assemble
 from harness.run.cells import cells, is_stack_override, key_of
 from harness.run.current import current_records
+from harness.run.notices import notices
 from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.recorder import Work, asked
@@ -64,6 +66,8 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     try:
         runner = bench.runner(store)
         works = bench.works(runner)
+        for line in notices(bench.task, bench.lm.tokens, works):
+            print(f"warning: {line}", file=sys.stderr)
         manifest = bench.manifest(found)
         store.write_manifest(manifest | {"asked": asked(works), "spellings": spelled})
         failures = runner.run(works)

@@ -110,7 +110,15 @@ class LmEvalRunner:
             **self.setup.identity,
         }
         shown = replace(example, truncated=any(r.truncated for r in requests))
-        return document, shown, Prompt(context=ids[:-1], question=(), answer_prefix=ids[-1:]), requests, digest(parts)
+        prompt = Prompt(context=ids[:-1], question=(), answer_prefix=ids[-1:], control_text=self._control_text(document))
+        return document, shown, prompt, requests, digest(parts)
+
+    def _control_text(self, document: Document) -> int:
+        """Control words in a document's text, which lm-eval reads as control tokens; with a chat template, in its question."""
+        asked = (
+            self.task.loaded.tasks[document.task].doc_to_text(document.doc) if self.task.chat else document.instances[0].args[0]
+        )
+        return self.lm.tokens.user.count(asked) if isinstance(asked, str) else 0
 
     def _encoded(self, document: Document) -> tuple[tuple[Request, ...], str]:
         """Requests of a document, or none and the reason."""

@@ -160,6 +160,8 @@ class Recorder:
             "truncated": example.truncated,
             "length": example.length,
             "depth": example.depth,
+            "depth_realised": example.depth_realised,
+            "control_text": prompt.control_text,
             "order": example.order,
             "model": self.setup.model,
             "task": task.name,
@@ -175,7 +177,7 @@ class Recorder:
             "layers_compressed": list(self.setup.shape.full_layers) if cell.stack.compresses else [],
             "gold": list(example.answers),
             "metric": task.metric,
-            "chance": task.chance,
+            "chance": guess(example, task),
             "seed": work.seed,
         }
         return Record(**(common | dict(self.shared(work)) | fields))
@@ -209,6 +211,13 @@ def sample_of(identity: Mapping[str, Any], example: Example, seed: int) -> str:
 def samples_of(identity: Mapping[str, Any], examples: Mapping[int, Sequence[Example]]) -> dict[str, dict[str, str]]:
     """`sample_of` all examples, by seed and id, as a manifest holds them."""
     return {str(seed): {str(one.id): sample_of(identity, one, seed) for one in found} for seed, found in examples.items()}
+
+
+def guess(example: Example, task: Task) -> float:
+    """Score of a guess: of one choice among an example's, as many as it has; else what the task says."""
+    if not example.choices:
+        return task.chance
+    return sum(choice in example.answers for choice in example.choices) / len(example.choices)
 
 
 def cell_part(cell: Cell) -> str:
