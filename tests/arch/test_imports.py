@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")])
 ORDER = (
     "types",
+    "typed",
     "package_data",
     "composition",
     "stages",
