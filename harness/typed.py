@@ -128,7 +128,7 @@ def words(hint: Any) -> str:
     if _is(kind, Sequence):
         items = [one for one in arguments if one is not Ellipsis]
         return "a list" + (f" (each {words(items[0])})" if items else "")
-    return f"a part of its own: a {TARGET} that makes a {getattr(kind, '__name__', kind)}"
+    return f"a part of its own, whose {TARGET} makes it: {getattr(kind, '__name__', kind)}"
 
 
 def _fits(value: Any, hint: Any) -> bool:

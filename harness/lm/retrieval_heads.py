@@ -26,6 +26,7 @@ from harness.composition import CompositionError, said
 from harness.kv.attention import NAME
 from harness.lm.engine import Engine
 from harness.lm.load import LM, load
+from harness.paths import user_path
 from harness.stages.budget.amount import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Needs, Scorer
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the list; a user's mistake ends in one line."""
     try:
         spec, how = _composed(sys.argv[1:] if arguments is None else arguments)
-        out = Path(how.out).expanduser()
+        out = user_path(how.out)
         require(out.parent.is_dir() and not out.is_dir(), "out", how.out, "a file in a folder that is there")
         found = calibrate(load(spec, NAME), spec.name, how)
         out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

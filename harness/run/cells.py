@@ -120,7 +120,7 @@ def _compose(name: str, changes: Sequence[str]) -> DictConfig:
     except CompositionError as error:
         raise UserError(f"stack {name!r}: {said(error)}") from None
     renamed = next((change for change in changes if key_of(change) == "compress.name"), None)
-    require(renamed is None, "compress.name", renamed, "a changed stack is called by its parts; a YAML of your own has its name")
+    require(renamed is None, "compress.name", renamed, "a changed stack is called by its parts, a YAML by its file")
     for change in changes:  # a part for a slot that the stack's own file empties again would be lost
         group, at, place = key_of(change).partition("@compress.")
         lost = at and not change.startswith("~") and OmegaConf.select(compress, place) is None

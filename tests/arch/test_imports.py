@@ -12,6 +12,7 @@ FILES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "tasks").rglob("*.py
 ORDER = (
     "types",
     "typed",
+    "paths",
     "package_data",
     "composition",
     "stages",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from harness.paths import user_path
 from harness.types import UserError, require
 
 PAIRS = "a list of [layer, KV head] pairs of whole numbers, 0 or more"
@@ -39,4 +39,4 @@ def head_list(key: str, heads: Sequence[Sequence[int]] | None, file: str | None)
 @lru_cache
 def _read(file: str) -> Any:
     """One process reads a file once: every example of a run sees the same list."""
-    return json.loads(Path(file).read_text(encoding="utf-8"))["heads"]
+    return json.loads(user_path(file).read_text(encoding="utf-8"))["heads"]
