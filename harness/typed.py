@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from enum import Enum
 from pkgutil import resolve_name
 from types import NoneType, UnionType
@@ -97,9 +98,8 @@ def _arguments(target: str) -> dict[str, tuple[Any, Any]]:
     """
     try:
         found = resolve_name(target)
-        hints = get_type_hints(found.__init__ if inspect.isclass(found) and "__init__" in vars(found) else found)
-        if hasattr(found, "__dataclass_fields__"):
-            hints = get_type_hints(found)  # of all its bases, each in its own module
+        plain = inspect.isclass(found) and not is_dataclass(found)  # a dataclass's fields are each resolved in their own module
+        hints = get_type_hints(found.__init__ if plain else found)
         parameters = inspect.signature(found).parameters
     except Exception:
         return {}
