@@ -22,15 +22,17 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness import report
 from harness.composition import CompositionError, said
 from harness.lm.waves import one_line
+from harness.paths import user_path
 from harness.run import outcome, table
 from harness.run.again import again
 from harness.run.assemble import run_folder
 from harness.run.cells import Cell, cells, is_stack_override
+from harness.run.command import check_choices
 from harness.run.fold import Job, fold
 from harness.run.launch_joblib import JoblibLauncher
 from harness.run.launch_ray import RayLauncher
@@ -42,6 +44,7 @@ from harness.run.report import write_all
 from harness.run.shards import load_records
 from harness.run.supervise import printed
 from harness.run.sweep_folder import SUMMARY
+from harness.typed import check_types
 from harness.types import UserError
 
 NAMESPACE, OURS = "hydra_plugins", "hydra_plugins.kv_harness"
@@ -78,6 +81,7 @@ class FoldedSweeper(Sweeper):
         """Make the launcher; exits with one line where it cannot be had."""
         self.context, self.config = hydra_context, config
         try:
+            _check(config)
             self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
         except Exception as error:
             cause = next((e for e in (error, error.__cause__) if isinstance(e, UserError)), None)
@@ -118,6 +122,7 @@ class FoldedSweeper(Sweeper):
         plan = []
         for job in jobs:
             try:
+                check_choices(job.overrides)
                 cfg = self._compose(job)
                 key = (str(cfg.stacks), *(o for o in job.overrides if is_stack_override(o)))
                 if key not in found:
@@ -155,6 +160,14 @@ class FoldedSweeper(Sweeper):
         except OSError as error:
             raise UserError(f"hydra.sweep.dir={folder} cannot be made: {error.strerror}") from None
         return folder
+
+
+def _check(config: DictConfig) -> None:
+    """Refuse a launcher's setting of the wrong type; the sweep's folder may stand in the home folder."""
+    launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    check_types(launcher, "hydra.launcher")
+    with open_dict(config):
+        config.hydra.sweep.dir = str(user_path(str(config.hydra.sweep.dir)))
 
 
 def _row(one: Ended, homes: Mapping[tuple[str, ...], Path]) -> dict[str, Any]:

@@ -113,6 +113,7 @@ class Factbook(Text):
     least: int = 250
 
     def __post_init__(self) -> None:
+        require(self.least >= 0, "corpus.least", self.least, "a number of characters, 0 or more")
         object.__setattr__(self, "fields", tuple(self.fields))
 
     def reports(self) -> Mapping[str, dict[str, Any]]:

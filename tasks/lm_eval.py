@@ -98,7 +98,8 @@ class LmEval:
         shots = self.num_fewshot
         require(shots is None or whole(shots, 0), "task.num_fewshot", shots, "a whole number from 0, or null")
         require(whole(self.bootstrap_iters, 0), "task.bootstrap_iters", self.bootstrap_iters, "a whole number from 0")
-        folder = self.include_path
+        folder = None if self.include_path is None else str(Path(self.include_path).expanduser())
+        object.__setattr__(self, "include_path", folder)
         require(folder is None or Path(folder).is_dir(), "task.include_path", folder, "there is no such folder")
         require(self.truncate in TRUNCATE, "task.truncate", self.truncate, f"one of {', '.join(TRUNCATE)}")
         for key in ("metadata", "generation"):

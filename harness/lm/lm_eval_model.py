@@ -25,6 +25,7 @@ from harness.lm.lm_eval_serve import Asked, LmEvalService, Replied, Response
 from harness.lm.load import ModelSpec, load
 from harness.lm.waves import parse_bytes
 from harness.stages.stack import Stack
+from harness.typed import made
 from harness.types import UserError, require
 
 MODEL = "kv_harness"
@@ -85,7 +86,7 @@ def _composed(changes: Sequence[str]) -> Any:
 
 def _built(config: Mapping[str, Any], where: str) -> Any:
     try:
-        return hydra.utils.instantiate(dict(config), _convert_="all")
+        return made(config, where)
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ is not None and not isinstance(cause, UserError):

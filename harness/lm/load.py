@@ -22,6 +22,7 @@ from harness.lm import sources
 from harness.lm.random_model import RandomModel
 from harness.lm.sources import Wheel
 from harness.lm.tokens import Tokenizer
+from harness.paths import user_path
 from harness.types import UserError, require
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,8 +67,14 @@ class ModelSpec:
             require(value in _DTYPES, f"model.{key}", value, "one of " + ", ".join(_DTYPES))
         require(self.tokenizer in ("model", "bytes"), "model.tokenizer", self.tokenizer, "one of model, bytes")
         if not self.name:
-            label = Path(self.path or self.repo or (self.wheel.package if self.wheel else self.source)).name
-            object.__setattr__(self, "name", label)
+            object.__setattr__(self, "name", self._label())
+
+    def _label(self) -> str:
+        """The last part of what names the model; of a path such as `.` the folder's own name."""
+        if self.path:
+            folder = user_path(self.path)
+            return (folder.name if folder.name not in ("", "..") else folder.resolve().name) or self.source
+        return Path(self.repo or (self.wheel.package if self.wheel else "")).name or self.source
 
     def check(self) -> None:
         """What can be known without fetching or loading: the directory, the device, the placement (UserError)."""

@@ -19,17 +19,19 @@ from typing import Any
 import hydra
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from harness.composition import CompositionError, said
 from harness.kv.attention import NAME
 from harness.lm.engine import Engine
 from harness.lm.load import LM, load
+from harness.paths import user_path
 from harness.stages.budget.amount import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Needs, Scorer
 from harness.stages.stack import Stack
+from harness.typed import made
 from harness.types import UserError, require
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -134,7 +136,8 @@ def _composed(arguments: Sequence[str]) -> tuple[Any, Calibration]:
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return instantiate(hydra.compose("config", overrides=model).model, _convert_="all"), how
+            config = OmegaConf.to_container(hydra.compose("config", overrides=model).model, resolve=True)
+            return made(config, "model"), how
     except CompositionError as error:
         raise UserError(str(error.__cause__) if isinstance(error.__cause__, UserError) else said(error)) from None
 
@@ -143,10 +146,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the list; a user's mistake ends in one line."""
     try:
         spec, how = _composed(sys.argv[1:] if arguments is None else arguments)
+        out = user_path(how.out)
+        require(out.parent.is_dir() and not out.is_dir(), "out", how.out, "a file in a folder that is there")
         found = calibrate(load(spec, NAME), spec.name, how)
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        sys.exit(f"error: out={how.out!r} cannot be written: {error.strerror}")
     except UserError as error:
         sys.exit(f"error: {error}")
-    Path(how.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     total = sum(map(len, found["scores"].values()))
     sys.stdout.write(f"{len(found['heads'])} of {total} KV heads of {spec.name} retrieve: {how.out}\n")
     sys.stdout.write(f"use it with: compress=duo compress.keep.heads.file={how.out}\n")

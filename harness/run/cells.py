@@ -5,16 +5,18 @@ Hydra composes every stack of a list by itself, so that each may have its own pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from harness.composition import CompositionError, said
 from harness.run.identity import digest
 from harness.stages.stack import Stack, unused
+from harness.typed import TARGET, escaped, made
 from harness.types import UserError, require
 
 FULL = "full"
@@ -51,9 +53,10 @@ def cells(cfg: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     """All cells of a run, the full cache first and once.
 
     Raises:
-        UserError: a stack that does not exist or lacks a key, an illegal combination, a list given to `compress`.
+        UserError: a stack that does not exist or lacks a key, an illegal combination, a list given to `compress`, a change
+            that nothing would come of.
     """
-    chosen = next((o.split("=", 1)[1] for o in overrides if key_of(o) == "compress"), None)
+    chosen = _chosen(overrides)
     listed = any(key_of(o) == "stacks" for o in overrides)
     if chosen and listed:
         raise UserError(f"compress={chosen} together with stacks= is not possible: name every stack in stacks=[...]")
@@ -66,7 +69,32 @@ def cells(cfg: DictConfig, overrides: Sequence[str]) -> list[Cell]:
         name, own = _member(member)
         if name != FULL:
             found += _stack_cells(name, [*own, *changes])
+        elif own or changes:
+            found += _changed_full(found[0].stack, [*own, *changes])
     return _once(found)
+
+
+def _chosen(overrides: Sequence[str]) -> str | None:
+    """The name that `compress=` gives, its quotes read; None where there is no such override."""
+    given = [o for o in overrides if key_of(o) == "compress"]
+    if not given:
+        return None
+    override = OverridesParser.create().parse_override(given[-1])  # of several the last one holds, as everywhere in Hydra
+    value = None if override.is_delete() else override.value()
+    name = getattr(value, "text", value)
+    allowed = "the name of one stack; without it the stacks of the experiment run, stacks=null runs the full cache alone"
+    require(isinstance(name, str) and bool(name), "compress", name, allowed)
+    return str(name)
+
+
+def _changed_full(full: Stack, changes: Sequence[str]) -> list[Cell]:
+    """The full cache with other parts is a stack of its own; changes that leave it the full cache are refused."""
+    found = _stack_cells(FULL, changes)
+    for cell in found:
+        same = replace(cell.stack, phase=full.phase, chunk=full.chunk, every=full.every, read=full.read) == full
+        if same:
+            raise UserError(f"{' '.join(changes)} changes nothing of the full cache, which every run has: name another stack")
+    return found
 
 
 def _member(member: Any) -> tuple[str, list[str]]:
@@ -107,11 +135,17 @@ def _used(cell: Cell, asked: Sequence[str]) -> Cell:
 
 def _compose(name: str, changes: Sequence[str]) -> DictConfig:
     try:
-        compress: DictConfig = hydra.compose("config", overrides=[f"compress={name}", *changes]).compress
-        OmegaConf.resolve(compress)
-        return compress
+        composed = hydra.compose("config", overrides=[f"compress={name}", *changes]).compress
+        compress = OmegaConf.create(escaped(OmegaConf.to_container(composed, resolve=True)))
     except CompositionError as error:
         raise UserError(f"stack {name!r}: {said(error)}") from None
+    renamed = next((change for change in changes if key_of(change) == "compress.name"), None)
+    require(renamed is None, "compress.name", renamed, "a changed stack is called by its parts, a YAML by its file")
+    for change in changes:  # a part for a slot that the stack's own file empties again would be lost
+        group, at, place = key_of(change).partition("@compress.")
+        lost = at and not change.startswith("~") and OmegaConf.select(compress, place) is None
+        require(not lost, group + at + place, change.split("=", 1)[-1], f"stack {name!r} has no {place}: choose one that has")
+    return compress
 
 
 def _stack_cells(name: str, changes: Sequence[str]) -> list[Cell]:
@@ -123,17 +157,32 @@ def _stack_cells(name: str, changes: Sequence[str]) -> list[Cell]:
 
 def _points(base: DictConfig, changes: Sequence[str]) -> list[dict[str, Any]]:
     """The stack's points; a key given on the command line takes the place of its list of values."""
-    points: list[dict[str, Any]] = OmegaConf.to_container(base.get("points", OmegaConf.create([{}])))  # type: ignore[assignment]
-    require(
-        isinstance(points, list) and bool(points), "compress.points", points, "a list of points, [{}] where there is no knob"
-    )
-    if any(key_of(o) == "compress.points" for o in changes):
-        return points
-    for key in (key_of(o).removeprefix("compress.") for o in changes):
+    points: Any = OmegaConf.to_container(base, resolve=True).get("points", [{}])  # type: ignore[union-attr]
+    fits = isinstance(points, list) and bool(points) and all(isinstance(point, dict) for point in points)
+    fits = fits and all(isinstance(key, str) for point in points for key in point)
+    require(fits, "compress.points", points, "a list of points, such as {keep.budget.value: 0.5}; [{}] where there is no knob")
+    given = any(key_of(o) == "compress.points" for o in changes)
+    for key, value in (one for change in changes for one in _values(change)):
         if any(key in point for point in points):
-            value = OmegaConf.select(base, key)
-            points = [{**point, key: value} for point in points]
-    return [dict(p) for p in dict.fromkeys(tuple(point.items()) for point in points)]
+            require(not given, f"compress.{key}", value, "compress.points sets it too: give one of the two")
+            points = [{**point, key: OmegaConf.select(base, key)} for point in points]
+    unique = {repr(sorted(point.items(), key=str)): point for point in points}
+    return list(unique.values())
+
+
+def _values(change: str) -> Iterator[tuple[str, Any]]:
+    """(dotted key inside the stack, value) of all that a command line's change of a value sets; nothing of a chosen part."""
+
+    def leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, Mapping):
+            for name, one in value.items():
+                yield from leaves(f"{key}.{getattr(name, 'text', name)}", one)
+        else:
+            yield key, value
+
+    override = OverridesParser.create().parse_override(change)
+    if "@" not in key_of(change) and not override.is_delete():
+        yield from leaves(key_of(change).removeprefix("compress."), override.value())
 
 
 def _same_stack(base: DictConfig, pristine: DictConfig, points: list[dict[str, Any]]) -> bool:
@@ -155,10 +204,13 @@ def _cell(base: DictConfig, name: str, label: str | None, point: dict[str, Any])
     for key, value in point.items():
         if OmegaConf.select(config, key, default=Ellipsis) is Ellipsis:
             raise UserError(f"stack {name!r} has no key {key!r}, which its point {point} sets")
-        OmegaConf.update(config, key, value)
-    plain: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
+        OmegaConf.update(config, key, escaped(value))
+    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     plain = {k: v for k, v in plain.items() if k not in ("name", "points")}
-    stack = build(plain, f"stack {name!r}" + (f" at {point}" if point else ""))
+    where = f"stack {name!r}" + (f" at {point}" if point else "")
+    stack = build(plain, where)
+    if not isinstance(stack, Stack):
+        raise UserError(f"{where}: compress._target_={plain[TARGET]!r} makes no harness.stages.stack.Stack")
     return Cell(label or _resolved_label(stack, base, plain), dict(point), plain, stack)
 
 
@@ -173,9 +225,16 @@ def _resolved_label(stack: Stack, base: DictConfig, plain: dict[str, Any]) -> st
 
 
 def build(config: dict[str, Any], where: str) -> Any:
-    """Instantiate a `_target_` tree; whatever is wrong with it becomes one UserError that starts with `where`."""
+    """Instantiate a `_target_` tree; whatever is wrong with it becomes one UserError that starts with `where`.
+
+    Args:
+        config: resolved; its values are checked against the constructors' annotations first.
+        where: a top-level key such as `task`, or words that name the stack.
+    """
+    root = where if where.isidentifier() else "compress"
+    require(isinstance(config, Mapping) and TARGET in config, root, config, f"a member of conf/{root}")
     try:
-        return hydra.utils.instantiate(config, _convert_="all")
+        return made(config, root)
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ is not None and not isinstance(cause, UserError):

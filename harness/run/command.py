@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from harness.run.again import again
-from harness.run.assemble import assemble
-from harness.run.cells import cells, is_stack_override, key_of
+from harness.run.assemble import assemble, results_folder
+from harness.run.cells import FULL, cells, is_stack_override, key_of
 from harness.run.current import current_records
 from harness.run.notices import notices
 from harness.run.pareto import rank
@@ -25,8 +27,11 @@ from harness.run.report import write_all
 from harness.run.schema import FINAL
 from harness.run.store import Store
 from harness.run.table import show
-from harness.types import UserError
+from harness.types import UserError, require
 
+GROUPS = ("model", "corpus", "task", "compress", "experiment")
+TOP = ("stacks", "limit", "seed", "results_dir", "memory_limit", "time_limit", "redo", "progress")
+KEYS = (*GROUPS, *TOP)
 OTHERS = {"refused": "refused (not possible for the example, as said above)", "not_exercised": "not compressed (too short)"}
 
 
@@ -51,10 +56,33 @@ def check_arguments(arguments: Sequence[str]) -> None:
         if plain and "," in value and not sweeps:
             several = f"stacks=[{value}]" if key in ("compress", "stacks") else f"-m {argument}"
             raise UserError(f"{argument} has a comma, which asks for several runs: use {several}, or quote the value")
+    check_choices([a for a in arguments if "=" in a or a.startswith("~")])
+
+
+def check_choices(overrides: Sequence[str]) -> None:
+    """Refuse a group's member that is no name, of which Hydra would merge several, and the removal of what every run has."""
+    for text in overrides:
+        key = key_of(text)
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except HydraException:  # Hydra itself will say so
+            continue
+        if override.is_delete() and key in KEYS:
+            raise UserError(f"{text} is not possible: every run has it")
+        if override.is_delete() or override.is_sweep_override() or not (key in GROUPS or "@" in key or "/" in key):
+            continue
+        value = override.value()
+        value = getattr(value, "text", value)
+        group = key.partition("@")[0]
+        require(isinstance(value, str) and bool(value), key, value, f"the name of one member of conf/{group}")
 
 
 def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
-    """Run one configuration; returns (run folder, failed records). UserError before any model loads where possible."""
+    """Run one configuration. UserError before any model loads where possible.
+
+    Returns:
+        (run folder, records that failed; where nothing that was asked for could be made, those that were refused too).
+    """
     _quiet()
     found = cells(cfg, overrides)
     spelled = {cell.name: cell.spellings for cell in found if len(cell.spellings) > 1}
@@ -62,7 +90,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         print(f"{name} is one point for what comes to the same: {'; '.join(spellings)}")
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     bench = assemble(config, found)
-    store: Store[Work] = Store(Path(config["results_dir"]) / bench.setup.run_id, redo=bench.options.redo)
+    store: Store[Work] = Store(results_folder(config) / bench.setup.run_id, redo=bench.options.redo)
     try:
         runner = bench.runner(store)
         works = bench.works(runner)
@@ -101,6 +129,11 @@ def _show(store: Store[Work], overrides: Sequence[str], failures: Sequence[str])
         hydra = HydraConfig.get() if HydraConfig.initialized() else None
         what = "the same command runs all" if stand else "only what failed runs"
         print(f"{what} again with: {again(overrides, hydra, redo=bool(stand))}")
+    wanted = [record for record in mine if record["stack"] != FULL] or mine
+    refused = sum(record["status"] == "refused" for record in wanted)
+    if refused and refused == len(wanted):
+        print(f"nothing that was asked for could be made: all {refused} records were refused")
+        return status["failed"] + stand + refused
     return status["failed"] + stand
 
 

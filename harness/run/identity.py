@@ -14,12 +14,21 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
+from harness.paths import folder_name, user_path
+
 PACKAGE = Path(__file__).parents[1]
-KEY_SOURCES = ("types.py", "stages", "kv", "lm")  # what can change a number; reports and plots cannot
+KEY_SOURCES = (  # what can change a record; reports, plots, launchers and how records get to disk cannot
+    *("types.py", "stages", "kv", "lm"),
+    *(
+        f"run/{name}.py"
+        for name in ("assemble", "cells", "recorder", "runner", "stream_runner", "lm_eval_runner", "lm_eval_metrics")
+    ),
+)
 OURS = ("harness.", "tasks.")
 LIBRARIES = ("torch", "transformers", "lm-eval")
 ALSO = ("kv-harness", "tokenizers", "numpy", "hydra-core", "datasets")  # in manifests, not in keys
@@ -31,8 +40,8 @@ def digest(value: Any) -> str:
 
 
 def run_id(model: str, task: str, config: Mapping[str, Any]) -> str:
-    """`<model>-<task>-<hash8>`; config is the resolved configuration without stacks, points and limit."""
-    return f"{model}-{task}-{digest(config)[:8]}"
+    """`<model>-<task>-<hash8>`, one folder whatever the names; config is the resolved one without stacks, points and limit."""
+    return f"{folder_name(model) or 'model'}-{folder_name(task) or 'task'}-{digest(config)[:8]}"
 
 
 def record_key(example: str, cell: str) -> str:
@@ -67,19 +76,27 @@ def targets(config: Any) -> Iterator[str]:
 def named_files(config: Any) -> Iterator[Path]:
     """Every existing file that a configuration tree names under the key `file`."""
     if isinstance(config, Mapping):
-        if isinstance(config.get("file"), str) and Path(config["file"]).is_file():
-            yield Path(config["file"])
+        if isinstance(config.get("file"), str) and user_path(config["file"]).is_file():
+            yield user_path(config["file"])
         for value in config.values():
             yield from named_files(value)
 
 
 def _outside(target: str) -> set[str]:
-    """Modules outside the project that a `_target_` and its base classes live in."""
-    module, _, name = target.rpartition(".")
-    if module.startswith(OURS):
+    """Modules outside the project that a `_target_` is named in, is defined in, and that its base classes live in."""
+    if target.startswith(OURS):
         return set()
-    bases = getattr(getattr(importlib.import_module(module), name, None), "__mro__", ())
-    return {module} | {base.__module__ for base in bases if not base.__module__.startswith((*OURS, "builtins", "typing"))}
+    found = resolve_name(target)
+    named = next(name for name in _above(target) if name in sys.modules)
+    modules = {named, *(one.__module__ for one in getattr(found, "__mro__", (found,)) if getattr(one, "__module__", None))}
+    return {name for name in modules if not f"{name}.".startswith((*OURS, "builtins.", "typing."))}
+
+
+def _above(target: str) -> Iterator[str]:
+    """The dotted names that a target stands in, the nearest first: a class may stand in a class."""
+    while "." in target:
+        target = target.rpartition(".")[0]
+        yield target
 
 
 @lru_cache
@@ -95,7 +112,7 @@ def code_hash(config: Mapping[str, Any]) -> str:
     files = [p for name in KEY_SOURCES for p in sorted((PACKAGE / name).rglob("*.py")) or [PACKAGE / name]]
     files += sorted((PACKAGE.parent / "tasks").rglob("*.py"))  # a task's helpers decide its prompts as much as its own file
     for name in sorted({m for target in targets(config) for m in _outside(target)}):
-        file = importlib.import_module(name).__file__
+        file = getattr(importlib.import_module(name), "__file__", None)
         files += [Path(file)] if file else []
     files += sorted(set(named_files(config)))
     return _hash_files(tuple(files))

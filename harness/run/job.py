@@ -41,7 +41,7 @@ def run(place: Path, work: Callable[[], tuple[Path, int]]) -> Outcome:
     try:
         where, failed = work()
         if failed:
-            status, reason = "failed", f"{failed} records failed, see {where}"
+            status, reason = "failed", f"{failed} records failed or were all refused, see {where}"
     except UserError as error:
         status, reason = "failed", str(error)
     except (Exception, SystemExit) as error:  # a method's sys.exit() must not end the jobs that come after it

@@ -45,6 +45,8 @@ class SubmititLauncher(CommandLauncher):
     def __init__(self, *, cluster: str, options: Mapping[str, Any], at_once: int, poll_s: float, patience_s: float) -> None:
         require(cluster in CLUSTERS, "hydra.launcher.cluster", cluster, "one of " + ", ".join(CLUSTERS))
         require(isinstance(at_once, int) and at_once > 0, "hydra.launcher.at_once", at_once, "a positive number of jobs")
+        for key, value in (("poll_s", poll_s), ("patience_s", patience_s)):
+            require(value >= 0, f"hydra.launcher.{key}", value, "seconds, 0 or more")
         need("submitit", "slurm" if cluster == "slurm" else "submitit_local", "slurm")
         self.cluster, self.at_once, self.poll_s, self.patience_s = cluster, at_once, poll_s, patience_s
         self.options = {key: value for key, value in options.items() if value is not None}

@@ -6,10 +6,9 @@ It loads no weights and knows no sweep and no launcher: it is told why the proce
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from harness.run.assemble import assemble
+from harness.run.assemble import assemble, results_folder
 from harness.run.cells import Cell
 from harness.run.progress import Stood, state
 from harness.run.recorder import Work, asked
@@ -38,7 +37,7 @@ def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, print
         UserError: tokenizer, examples or limits of a calibrated codec cannot be had here, or the folder cannot be written.
     """
     bench = assemble({**config, "progress": False, "redo": False}, found, weights=False)
-    store: Store[Work] = Store(Path(config["results_dir"]) / bench.setup.run_id)
+    store: Store[Work] = Store(results_folder(config) / bench.setup.run_id)
     try:
         runner = bench.runner(store)
         works = bench.works(runner)

@@ -38,6 +38,9 @@ def run_all(jobs: Sequence[Job], launch: Launch, sweep: Path, say: Callable[[str
         launch: a launcher's; (override lists, number of the first) -> anything, and it may raise.
         sweep: folder that holds a job's folder under its number.
         say: called with a line whenever jobs are launched again.
+
+    Raises:
+        UserError: the launcher refuses before any job began; later on that is the outcome of the jobs it was to run.
     """
     ended: list[Ended] = []
     batches, first = deque([list(jobs)]), 0
@@ -46,6 +49,9 @@ def run_all(jobs: Sequence[Job], launch: Launch, sweep: Path, say: Callable[[str
         numbered = list(enumerate(batch, start=first))
         first += len(batch)
         error = _launch(launch, batch, numbered[0][0])
+        if isinstance(error, UserError) and not ended and not any(outcome.has_started(sweep / str(n)) for n, _ in numbered):
+            raise error  # nothing was run, so nothing is lost: the sweep itself cannot be had
+        against = one_line(error) if error and not isinstance(error, UserError) else str(error or "")
         unstarted: list[Job] = []
         divided: list[Job] = []
         for number, job in numbered:
@@ -59,22 +65,20 @@ def run_all(jobs: Sequence[Job], launch: Launch, sweep: Path, say: Callable[[str
                 say(f"job {number}: {told.reason}; its stacks run again one by one")
                 divided += job.split()
             elif began and (len(job.stacks) > 1 or len(batch) > 1):
-                said = f" ({error})" if error else ""
+                said = f" ({against})" if against else ""
                 say(f"job {number} ended without a word{said}; it runs again alone, stack by stack")
                 batches.extend([one] for one in job.split() or [job])
             else:
-                reason = ("ended without a word" if began else "never started") + (f" ({error})" if error else "")
+                reason = ("ended without a word" if began else "never started") + (f" ({against})" if against else "")
                 ended.append(Ended(number, job, Outcome(status="crashed", reason=reason)))
         batches.extend(again for again in (divided, unstarted) if again)
     return ended
 
 
-def _launch(launch: Launch, batch: Sequence[Job], first: int) -> str:
-    """What the launcher said against it, in one line."""
+def _launch(launch: Launch, batch: Sequence[Job], first: int) -> Exception | None:
+    """What the launcher raised."""
     try:
         launch([job.overrides for job in batch], first)
-    except UserError:
-        raise
     except Exception as error:  # whatever it is, the jobs' own folders say what became of them
-        return one_line(error)
-    return ""
+        return error
+    return None

@@ -14,6 +14,8 @@ ORDER = (
     "files",
     "remote_code",
     "wheel",
+    "typed",
+    "paths",
     "package_data",
     "composition",
     "stages",

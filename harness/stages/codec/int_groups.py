@@ -51,6 +51,7 @@ class IntGroups(Codec):
 
     def __post_init__(self) -> None:
         require(self.bits in WIDTHS, "codec.bits", self.bits, f"allowed are {', '.join(map(str, WIDTHS))}")
+        require(self.layers > 0, "codec.layers", self.layers, "the layers of the heads in a tensor, which a run knows itself")
         require(isinstance(self.symmetric, bool), "codec.symmetric", self.symmetric, "true or false")
         require(self.axis in ("auto", *AXES), "codec.axis", self.axis, f"allowed are auto, {', '.join(AXES)}")
         if self.group is None:

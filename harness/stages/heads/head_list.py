@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from harness.files import read_plain
+from harness.paths import user_path
 from harness.types import UserError, require
 
 PAIRS = "a list of [layer, KV head] pairs of whole numbers, 0 or more"
@@ -40,4 +40,4 @@ def head_list(key: str, heads: Sequence[Sequence[int]] | None, file: str | None)
 @lru_cache
 def _read(file: str) -> Any:
     """One process reads a file once: every example of a run sees the same list."""
-    return json.loads(read_plain(Path(file), follow=True))["heads"]
+    return json.loads(read_plain(user_path(file), follow=True))["heads"]

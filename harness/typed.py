@@ -1,0 +1,167 @@
+"""The one rule for configured values: each is of the type that its constructor's argument is annotated with.
+
+Hydra hands over whatever YAML reads: 4.0 or true for a number of bits, 123 for a name. Every `_target_` tree is built here, a
+class from outside the project too; what else a value must be is its class's own check.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from enum import Enum
+from pkgutil import resolve_name
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from hydra.utils import instantiate
+
+from harness.types import require
+
+MOST = 1 << 63  # whole numbers stay below: torch takes no more
+TARGET = "_target_"
+PLAIN: Mapping[Any, tuple[str, Callable[[Any], bool]]] = {
+    NoneType: ("null", lambda value: value is None),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("a whole number", lambda value: type(value) is int),
+    float: ("a number", lambda value: type(value) in (int, float)),
+    str: ("a text", lambda value: isinstance(value, str)),
+}
+
+
+def check_types(config: Any, path: str) -> None:
+    """Refuse the first value of a `_target_` tree that is not of its argument's type.
+
+    Numbers are finite, whole ones below 2^63; a `name` is not empty unless its class says so.
+
+    Raises:
+        UserError: `path.key=value` and what is allowed there.
+    """
+    if isinstance(config, float):
+        require(math.isfinite(config), path, config, "a finite number")
+    elif isinstance(config, int):
+        require(abs(config) < MOST, path, config, "a whole number below 2^63")
+    elif isinstance(config, Mapping):
+        arguments = _arguments(config[TARGET]) if isinstance(config.get(TARGET), str) else {}
+        for key, value in config.items():
+            here = f"{path}.{key}"
+            if key in arguments:
+                _check(value, *arguments[key], here)
+            check_types(value, here)
+    elif isinstance(config, list | tuple):
+        for number, value in enumerate(config):
+            check_types(value, f"{path}[{number}]")
+
+
+def made(config: Any, path: str) -> Any:
+    """What a resolved `_target_` tree describes, every value checked; whatever Hydra or a constructor raises."""
+    check_types(config, path)
+    return instantiate(_in_pieces(config), _convert_="all")
+
+
+def escaped(config: Any) -> Any:
+    """A resolved configuration as OmegaConf takes it once more: a text that holds `${` stays that text."""
+    return _texts(config, lambda text: re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text))
+
+
+def joined(pieces: Sequence[str]) -> str:
+    """The text that Hydra would have read as an interpolation (see `_in_pieces`)."""
+    return "".join(pieces)
+
+
+def _in_pieces(config: Any) -> Any:
+    """Hydra resolves what it builds once more, at times twice: no text that it sees may hold `${`."""
+
+    def cut(text: str) -> Any:
+        first, *others = text.split("${")
+        return {TARGET: f"{__name__}.joined", "pieces": [first, *(piece for one in others for piece in ("$", "{" + one))]}
+
+    return _texts(config, lambda text: cut(text) if "${" in text else text)
+
+
+def _texts(config: Any, change: Callable[[str], Any]) -> Any:
+    """The same tree with every text changed."""
+    if isinstance(config, str):
+        return change(config)
+    if isinstance(config, Mapping):
+        return {key: _texts(value, change) for key, value in config.items()}
+    return [_texts(value, change) for value in config] if isinstance(config, list | tuple) else config
+
+
+def _arguments(target: str) -> dict[str, tuple[Any, Any]]:
+    """(annotation, default) of what a class or function takes; none where Hydra will say that there is no such target.
+
+    Annotations that cannot be resolved, because they name what is imported for type checkers alone, check nothing.
+    """
+    try:
+        found = resolve_name(target)
+        plain = inspect.isclass(found) and not is_dataclass(found)  # a dataclass's fields are each resolved in their own module
+        hints = get_type_hints(found.__init__ if plain else found)
+        parameters = inspect.signature(found).parameters
+    except Exception:
+        return {}
+    return {name: (hints[name], one.default) for name, one in parameters.items() if name in hints}
+
+
+def _check(value: Any, hint: Any, default: Any, path: str) -> None:
+    quoted = isinstance(value, bool | int | float) and not _fits(value, hint) and _fits("", hint)
+    require(_fits(value, hint), path, value, words(hint) + (f"; as a text it is \"'{value}'\"" if quoted else ""))
+    if path.endswith(".name") and isinstance(value, str) and default != "":
+        require(bool(value.strip()), path, value, "a text that is not empty")
+
+
+def words(hint: Any) -> str:
+    """What an annotation allows, in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in PLAIN:
+        return PLAIN[hint][0]
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(words, arguments)))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    kind = origin or hint
+    if _is(kind, Mapping):
+        return "a dictionary"
+    if _is(kind, Sequence):
+        items = [one for one in arguments if one is not Ellipsis]
+        return "a list" + (f" (each {words(items[0])})" if items else "")
+    return f"a part of its own, whose {TARGET} makes it: {getattr(kind, '__name__', kind)}"
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value, or a part that is still to be built, can be what an annotation says."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in PLAIN:
+        return PLAIN[hint][1](value)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is Annotated:
+        return _fits(value, arguments[0])
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in arguments)
+    if isinstance(value, Mapping) and TARGET in value:
+        return True
+    return _fits_class(value, origin or hint, arguments)
+
+
+def _fits_class(value: Any, kind: Any, arguments: Sequence[Any]) -> bool:
+    if kind is Any or not inspect.isclass(kind):  # a type variable, a name for another type
+        return True
+    if _is(kind, Mapping) or is_typeddict(kind):
+        return isinstance(value, Mapping) and (len(arguments) < 2 or all(_fits(one, arguments[1]) for one in value.values()))
+    if _is(kind, Sequence) or _is(kind, set | frozenset):
+        items = [one for one in arguments if one is not Ellipsis]
+        return isinstance(value, list | tuple) and (len(items) != 1 or all(_fits(one, items[0]) for one in value))
+    if _is(kind, os.PathLike | Enum):  # made of a text
+        return isinstance(value, str | kind)
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a protocol that cannot be asked: nothing that is written in a file is one
+        return False
+
+
+def _is(kind: Any, of: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, of)
