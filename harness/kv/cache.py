@@ -198,8 +198,8 @@ class Row:
                 parts.append(part.rest(tuple(left)))
         if not choices:
             return replace(self, evicted_at=self.seen)
-        given = {layer for choice in choices for layer in choice.layers}
-        even = len({choice.share for choice in choices}) == 1 and given == set(self.shape.full_layers)
+        all_given = {layer for choice in choices for layer in choice.layers} == set(self.shape.full_layers)
+        even = all_given and len({choice.share for choice in choices}) == 1
         # Parts may be slices of one tensor: now that they hold different rows, each must let go of the others'.
         return replace(self, parts=tuple(part.owned() for part in parts), evicted_at=self.seen, even=even)
 
@@ -243,12 +243,7 @@ class Row:
     @property
     def layer_budget(self) -> str | None:
         """How rows were really divided over layers, and in brackets what was asked for where that was something else."""
-        if self.stack.keep is None:
-            return None
-        asked = type(self.stack.keep.layers).__name__.lower()
-        if asked == "uniform" or self.even is False:
-            return asked
-        return f"uniform (asked: {asked})"
+        return self.stack.keep.divided(even=self.even is not False) if self.stack.keep else None
 
     def codec_info(self) -> dict[str, Any]:
         """What the record says of how keys and values are stored."""

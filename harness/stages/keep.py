@@ -71,6 +71,11 @@ class Keep:
     def _recent(self, tokens: int) -> int:
         return max(self.scorer.default_recent(tokens, self.sinks) if self.recent is None else self.recent, 0)
 
+    def divided(self, *, even: bool) -> str:
+        """What the budget of layers was, `even` where all got as much; what was asked for follows where it differs."""
+        asked = type(self.layers).__name__.lower()
+        return f"uniform (asked: {asked})" if even and asked != "uniform" else asked
+
     def choose(self, views: Sequence[LayerView], tokens: int) -> list[Choice]:
         """The kept rows of every layer that holds more than its share of the budget; a layer without a choice keeps all.
 
