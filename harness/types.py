@@ -233,6 +233,7 @@ class Record:
     tokens_kept: float = 0.0  # mean over layers and KV heads, after the context was compressed
     entries_touched: int = 0  # rows evicted or stored inexactly, summed over layers and KV heads
     codec_info: dict[str, Any] = field(default_factory=dict)
+    layer_budget: str | None = None  # how rows were divided over layers; "(asked: NAME)" follows where that was something else
     output: str | None = None
     score: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)

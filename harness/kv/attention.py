@@ -19,7 +19,7 @@ from harness.kv import honoured
 from harness.kv.layer import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.kv.side import Side
+from harness.kv.side import Side, own
 from harness.kv.statistics import column_sums, query_moments
 from harness.stages.protocols import Needs, Stats
 
@@ -54,6 +54,7 @@ class Forward:
     masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
+    dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
 
     def __post_init__(self) -> None:
         self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
@@ -68,6 +69,7 @@ class Forward:
             self.new[group] = (next(both), next(both))
         for buffer, x in zip(self.new[group], (key, value), strict=True):
             buffer[:, at] = x
+        self.dtype = key.dtype
 
     def rows(self, group: int, row: int) -> tuple[Tensor, Tensor]:
         """A row's new K and V of a group's layers, [layers * H, L, D] with its own L; a view where it can be one."""
@@ -230,9 +232,7 @@ def _record(call: _Call, rows: list[int], q: Tensor, k: Tensor) -> None:
     for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
         if not need:
             continue
-        queries = q[i, :, -need.queries :] if need.queries else None
-        if queries is not None and q.shape[2] > need.queries:
-            queries = queries.clone()  # a view would keep all queries of the context alive
+        queries = own(q[i, :, -need.queries :]) if need.queries else None
         mean, cov = _moments(call, row, q[i]) if need.query_moments else (None, None)
         call.run.stats[call.layer][row] = Stats(sums.get(i), queries, call.scaling, mean, cov)
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from harness.kv.attention import Forward
-from harness.kv.layer import Part, Slot
-from harness.kv.memory import codec_info, measure, solve_budget
+from harness.kv.layer import Part, Slot, of_heads
+from harness.kv.memory import codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.kv.side import Side
+from harness.kv.side import Side, own
 from harness.kv.view import part_view
 from harness.stages.encoded import Heads
 from harness.stages.protocols import Needs, Stats
@@ -31,6 +31,7 @@ class Row:
 
     Layers of one shape that hold as many rows lie in one part. reading: the context is not yet complete (phase chunked evicts
     only until then). evicted_at: tokens seen when rows were last evicted. unrotated: keys are stored without rotation.
+    even: whether all layers were given as many rows when some were last evicted (None: none were).
     """
 
     shape: ModelShape
@@ -42,6 +43,7 @@ class Row:
     ropes: tuple[LayerRope | None, ...] = ()
     reading: bool = False
     evicted_at: int = 0
+    even: bool | None = None
 
     @classmethod
     def empty(
@@ -96,7 +98,7 @@ class Row:
         if self.parts:
             for part in self.parts:
                 g, _ = run.places[part.heads.layers[0]]
-                parts.append(part.append(_of_heads(new[g], part.heads, run.groups[g]), self._sums(run, part.heads, row)))
+                parts.append(part.append(of_heads(new[g], part.heads, run.groups[g]), self._sums(run, part.heads, row)))
         else:
             for group, kv in zip(run.groups, new, strict=True):
                 parts += self._first(run, group, kv, row)
@@ -106,7 +108,7 @@ class Row:
 
     def _new(self, run: Forward, group: int, row: int) -> KV:
         """The row's new K and V of a group of layers, [layers * H, L, D], as they are stored."""
-        k, v = map(_own, run.rows(group, row))
+        k, v = map(own, run.rows(group, row))
         if self.unrotated:
             rope = self.ropes[run.groups[group][0]]
             assert rope is not None
@@ -119,7 +121,7 @@ class Row:
         k, v = kv.k_HND, kv.v_HND
         heads, window = self.shape.layers[group[0]].heads, self.shape.layers[group[0]].window
         stack = self.stack if window is None else Stack()
-        view = k.dtype if stack.read == "cached" else None
+        view = run.dtype if stack.read == "cached" else None
         many = max(1, PART_ELEMENTS // max(1, k[:heads].numel()))  # layers in a part
         parts = []
         for at in range(0, len(group), many):
@@ -132,7 +134,8 @@ class Row:
         return parts
 
     def _sums(self, run: Forward, heads: Heads, row: int) -> Tensor | None:
-        return Stats.join([run.stats[layer][row] for layer in heads.layers]).column_sums_HN
+        sums = Stats.join([run.stats[layer][row] for layer in heads.layers]).column_sums_HN
+        return None if sums is None else own(sums)  # those of a batch are summed in one tensor
 
     def settled(self, run: Forward, row: int) -> Row:
         """This row back at its budget, if its phase evicts after this forward."""
@@ -156,7 +159,7 @@ class Row:
         if not stack.compresses:
             return out
         if stack.keeps_state:
-            out = replace(out, parts=tuple(_with_sums(part, stats) for part in self.parts))
+            out = replace(out, parts=tuple(part.with_sums(stats) for part in self.parts))
         if budget is not None:
             out = out._evict(dict(enumerate(stats)), rotated=True)
         return replace(out, parts=tuple(out._encoded(part, dtype) for part in out.parts))
@@ -178,10 +181,11 @@ class Row:
         """Keep the budget's rows in every full layer; layers that hold no more than it are left alone."""
         keep, budget = self.stack.keep, self.budget
         assert keep is not None and budget is not None
-        full = [part for part in self.parts if self._window(part) is None]
         ropes = self.ropes or (None,) * len(self.shape.layers)
-        views = [part_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in full]
-        choices = keep.choose(views, budget)
+        choices = keep.choose(
+            [part_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed],
+            budget,
+        )
         parts: list[Part] = []
         for part in self.parts:
             left = list(part.heads.layers)
@@ -192,7 +196,12 @@ class Row:
                     left = [layer for layer in left if layer not in mine]
             if left:
                 parts.append(part.rest(tuple(left)))
-        return replace(self, parts=tuple(parts), evicted_at=self.seen)
+        if not choices:
+            return replace(self, evicted_at=self.seen)
+        all_given = {layer for choice in choices for layer in choice.layers} == set(self.shape.full_layers)
+        even = all_given and len({choice.share for choice in choices}) == 1
+        # Parts may be slices of one tensor: now that they hold different rows, each must let go of the others'.
+        return replace(self, parts=tuple(part.owned() for part in parts), evicted_at=self.seen, even=even)
 
     @property
     def itemsize(self) -> int:
@@ -217,36 +226,25 @@ class Row:
         """What this row alone holds, a prefix that it shares included."""
         return measure(kind_tensor for part in self.parts for kind_tensor in part.tensors())
 
+    @property
+    def _compressed(self) -> list[Part]:
+        """The parts of layers that the stack acts on."""
+        return [part for part in self.parts if self._window(part) is None]
+
     def touched(self) -> int:
-        """Rows of full layers that were evicted or are stored inexactly, over layers and KV heads."""
-        total = 0
-        for part in self.parts:
-            if self._window(part) is None:
-                inexact = max(s.n_encoded if s.codec.lossy else 0 for s in (part.keys, part.values))
-                total += part.heads.n * (self.seen - part.n + inexact)
-        return total
+        """Rows of full layers that were evicted or are stored otherwise than they were, over layers and KV heads."""
+        return touched(self._compressed, self.seen)
+
+    @property
+    def storage(self) -> str:
+        """Packed, or simulated where numbers changed and no byte was saved."""
+        return storage(self._compressed)
+
+    @property
+    def layer_budget(self) -> str | None:
+        """How rows were really divided over layers, and in brackets what was asked for where that was something else."""
+        return self.stack.keep.divided(even=self.even is not False) if self.stack.keep else None
 
     def codec_info(self) -> dict[str, Any]:
         """What the record says of how keys and values are stored."""
         return codec_info(self.stack, self.parts)
-
-
-def _own(x_HND: Tensor) -> Tensor:
-    """X in a storage of its own size: a view of a larger one would hold it all."""
-    return x_HND if x_HND.untyped_storage().nbytes() == x_HND.numel() * x_HND.element_size() else x_HND.clone()
-
-
-def _of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
-    """The rows of some heads out of those of a whole group of layers."""
-    each = len(new.k_HND) // len(group)
-    if heads.layers == group and heads.each == each:
-        return new
-    index = [group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop)]
-    chosen = torch.tensor(index, device=new.k_HND.device)
-    k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
-    return KV(k, v, pos)
-
-
-def _with_sums(part: Part, stats: Sequence[Stats]) -> Part:
-    """Hand the column sums of the context to the store, for scorers whose state lives on (a sliding layer has none)."""
-    return replace(part, sums_HN=Stats.join([stats[layer] for layer in part.heads.layers]).column_sums_HN)

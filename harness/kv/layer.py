@@ -7,15 +7,16 @@ Stores are never changed in place: every method returns a new store that shares 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from harness.kv.side import Side
+from harness.kv.side import Side, own
 from harness.stages.encoded import Heads, RowIndex
+from harness.stages.protocols import Stats
 from harness.types import KV
 
 
@@ -53,6 +54,10 @@ class Part:
         keys, values = self.keys.append(new.k_HND, self.heads), self.values.append(new.v_HND, self.heads)
         return Part(self.heads, keys, values, pos, sums)
 
+    def with_sums(self, stats: Sequence[Stats]) -> Part:
+        """With the column sums of the context, for scorers whose state lives on (a sliding layer has none)."""
+        return replace(self, sums_HN=Stats.join([stats[layer] for layer in self.heads.layers]).column_sums_HN)
+
     def positions(self, seen: int) -> Tensor:
         """int32 [H, N] original positions; the newest row stands at seen - 1."""
         if self.pos_HN is not None:
@@ -89,6 +94,11 @@ class Part:
         kept = self.take(every, self.n, layers)
         return kept if self.pos_HN is not None else replace(kept, pos_HN=None)
 
+    def owned(self) -> Part:
+        """The same in storages that hold nothing of other parts."""
+        pos, sums = (None if x is None else own(x) for x in (self.pos_HN, self.sums_HN))
+        return Part(self.heads, self.keys.owned(), self.values.owned(), pos, sums)
+
     def newest(self, n: int) -> Part:
         """The last n rows of a contiguous part with exact codecs: what sliding-window layers hold on to."""
 
@@ -113,3 +123,14 @@ class Slot(NamedTuple):
 
     part: Part
     at: slice
+
+
+def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
+    """The rows of some heads out of those of a whole group of layers."""
+    each = len(new.k_HND) // len(group)
+    if heads.layers == group and heads.each == each:
+        return new
+    index = [group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop)]
+    chosen = torch.tensor(index, device=new.k_HND.device)
+    k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
+    return KV(k, v, pos)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -28,6 +29,31 @@ def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
             storages.add(storage.data_ptr())
             allocated[kind] = allocated.get(kind, 0) + storage.nbytes()
     return Bytes(logical, allocated)
+
+
+def saves(side: Side) -> bool:
+    """Whether encoded rows, with their metadata and constants, take fewer bytes than they did exact."""
+    shape = (side.tail_HND.shape[0], side.n_encoded, side.tail_HND.shape[2])
+    return measure(side.encoded_tensors()).total < math.prod(shape) * side.tail_HND.element_size()
+
+
+def touched(parts: Iterable[Part], seen: int) -> int:
+    """Rows evicted, or stored otherwise than they were, over layers and KV heads.
+
+    Measured, whatever the codec says of itself: encoded rows count where numbers changed or bytes were saved.
+    """
+    total = 0
+    for part in parts:
+        sides = (part.keys, part.values)
+        otherwise = max(side.n_encoded if side.changed or (side.n_encoded and saves(side)) else 0 for side in sides)
+        total += part.heads.n * (seen - part.n + otherwise)
+    return total
+
+
+def storage(parts: Iterable[Part]) -> str:
+    """What a record says of stored bytes: "simulated" where a codec changed numbers and saved none, else "packed"."""
+    sides = [side for part in parts for side in (part.keys, part.values)]
+    return "simulated" if any(side.changed and side.n_encoded and not saves(side) for side in sides) else "packed"
 
 
 def _side(codec: Codec, h: int, n: int, d: int, itemsize: int) -> int:

@@ -36,11 +36,11 @@ class ModelShape:
         """Layers that stacks compress; sliding-window layers keep their own rule."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.window is None)
 
-    def groups(self, devices: Sequence[object] = ()) -> tuple[tuple[int, ...], ...]:
-        """Layers of one shape (and device, where they are given): their rows can lie in one tensor."""
+    def groups(self, *marks: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+        """Layers of one shape whose marks (device, rotation: one of each for every layer) agree: they can lie in one tensor."""
         alike: dict[tuple[object, ...], list[int]] = {}
         for i, layer in enumerate(self.layers):
-            alike.setdefault((layer, devices[i] if devices else None), []).append(i)
+            alike.setdefault((layer, *(mark[i] for mark in marks)), []).append(i)
         return tuple(map(tuple, alike.values()))
 
     def full_bytes(self, seen: int, itemsize: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from harness.stages.codec.exact import Exact
 from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded, Heads, RowIndex
 from harness.types import UserError
@@ -23,7 +24,8 @@ class Side:
     """Keys or values of some heads: the codec's exact sinks, encoded chunks (oldest first), then exact tail rows.
 
     The first chunk is the compressed context and is never copied again; later rows are collected in a second one.
-    view: a decoded copy of the chunks when the stack reads from a cache of decoded rows. written: elements encoded so far.
+    view: a decoded copy of the chunks, in the dtype of attention, when the stack reads from a cache of decoded rows.
+    written: elements encoded so far. changed: whether any of them was found to decode to another number.
     """
 
     codec: Codec
@@ -32,6 +34,7 @@ class Side:
     view_HND: Tensor | None = None
     written: int = 0
     first_HND: Tensor | None = None  # None where the codec has no sinks
+    changed: bool = False
 
     @classmethod
     def of(cls, x_HND: Tensor, codec: Codec, view_dtype: torch.dtype | None, heads: Heads | None = None) -> Side:
@@ -71,10 +74,8 @@ class Side:
         if not ready:
             return replace(self, tail_HND=rows)
         whole = ready == rows.shape[1]
-        old = rows if whole else rows[:, :ready].contiguous()
-        codec = self.codec if self.chunks else self.codec.fit(old, heads or Heads((0,), 0, len(old)))
-        new = codec.encode(old)
-        _check_encoded(new, codec, rows.shape[0], ready)
+        old = rows if whole else rows[:, :ready].clone(memory_format=torch.contiguous_format)
+        codec, new = self._encode(old, heads or Heads((0,), 0, len(old)))
         chunks = (*self.chunks[:1], self.chunks[1].cat(new)) if len(self.chunks) > 1 else (*self.chunks, new)
         view = self.view_HND
         if view is not None:
@@ -82,7 +83,19 @@ class Side:
             codec.decode(new, fresh)
             view = torch.cat((view, fresh), 1)
         tail = rows.new_empty(rows.shape[0], 0, rows.shape[2]) if whole else rows[:, ready:].clone()
-        return Side(codec, chunks, tail, view, self.written + old.numel(), self.first_HND)
+        changed = self.changed or _changes(codec, new, old)
+        return Side(codec, chunks, tail, view, self.written + old.numel(), self.first_HND, changed)
+
+    def _encode(self, x_HND: Tensor, heads: Heads) -> tuple[Codec, Encoded]:
+        """The codec, fitted by the first rows that it gets, and the encoded rows.
+
+        A codec gets a copy: the rows may still be those of the exact prefix, which other stacks read.
+        """
+        codec, given = self.codec, x_HND if type(self.codec) is Exact else x_HND.clone()
+        codec = codec if self.chunks else codec.fit(given, heads)
+        new = codec.encode(given)
+        _check_encoded(new, codec, x_HND.shape[0], x_HND.shape[1])
+        return codec, new
 
     def read(self, dtype: torch.dtype, heads: slice = ALL) -> Tensor:
         """All rows of these heads [H, N, D] in `dtype`."""
@@ -96,7 +109,7 @@ class Side:
         at = self.n_first
         if self.first_HND is not None:
             out_HND[:, :at] = self.first_HND[heads]
-        if self.view_HND is not None:
+        if self.view_HND is not None and self.view_HND.dtype == out_HND.dtype:  # in another dtype it would be rounded twice
             out_HND[:, at : at + self.view_HND.shape[1]] = self.view_HND[heads]
             at += self.view_HND.shape[1]
         else:
@@ -124,10 +137,16 @@ class Side:
             self._check_exact(index_HM, n_first, n_tail)
             rows = RowIndex(index_HM[:, n_first : index_HM.shape[1] - n_tail] - n_first, rows.heads)
         view = None if self.view_HND is None else rows.of(self.view_HND)
-        chunks = (self.chunks[0].take(rows, *self.chunks[1:]),) if self.chunks else ()
         codec = self.codec if rows.heads is None else self.codec.of_heads(rows.heads)
+        chunks = (_one_copy(self.chunks[0].take(rows, *self.chunks[1:]), codec),) if self.chunks else ()
         first = None if self.first_HND is None else rows.of_heads(self.first_HND)
-        return Side(codec, chunks, rows.of_heads(self.tail_HND), view, self.written, first)
+        return Side(codec, chunks, rows.of_heads(self.tail_HND), view, self.written, first, self.changed)
+
+    def owned(self) -> Side:
+        """The same in storages that hold nothing else: a view of a larger one would keep all of that alive."""
+        first, view = (None if x is None else own(x) for x in (self.first_HND, self.view_HND))
+        chunks = tuple(chunk.map(own) for chunk in self.chunks)
+        return replace(self, chunks=chunks, tail_HND=own(self.tail_HND), first_HND=first, view_HND=view)
 
     def _check_exact(self, index_HM: Tensor, n_first: int, n_tail: int) -> None:
         kept, device = index_HM.shape[1], index_HM.device
@@ -142,18 +161,61 @@ class Side:
                 f"keep would evict from the {n_first} exact first rows of codec {self.codec.name}: raise keep.sinks"
             )
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(byte kind, tensor) of everything held."""
+    def encoded_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(byte kind, tensor) of the encoded rows, and of constants that they or the codec hold."""
+        shared: dict[int, Tensor] = {}
         for chunk in self.chunks:
             yield from (("payload", t) for t in chunk.payload.values())
             yield from (("metadata", t) for t in chunk.metadata.values())
-        for chunk in self.chunks[:1]:
-            yield from (("metadata", t) for t in chunk.shared.values())
+            shared |= {id(t): t for t in chunk.shared.values()}
+        if self.chunks:
+            shared |= {id(t): t for t in constants(self.codec).values()}
+        yield from (("metadata", t) for t in shared.values())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(byte kind, tensor) of everything held."""
+        yield from self.encoded_tensors()
         yield "tail" if self.codec.lossy else "payload", self.tail_HND
         if self.first_HND is not None:
             yield "tail", self.first_HND
         if self.view_HND is not None:
             yield "scratch", self.view_HND
+
+
+def own(x: Tensor) -> Tensor:
+    """X in a storage of its own size; x itself where it has one."""
+    return x if x.untyped_storage().nbytes() == x.numel() * x.element_size() else x.clone()
+
+
+def constants(codec: Codec) -> dict[str, Tensor]:
+    """Tensors that a fitted codec holds by name, those of a codec inside it too."""
+    found: dict[str, Tensor] = {}
+    for name, value in getattr(codec, "__dict__", {}).items():
+        if isinstance(value, Tensor):
+            found[name] = value
+        elif hasattr(value, "encode"):
+            found |= {f"{name}.{inner}": tensor for inner, tensor in constants(value).items()}
+    return found
+
+
+def _one_copy(chunk: Encoded, codec: Codec) -> Encoded:
+    """A chunk that was cut by heads, with the constants of its codec, cut likewise, in place of equal copies of them."""
+    held = constants(codec).values()
+    same = {name: h for name, t in chunk.shared.items() for h in held if h.dtype == t.dtype and torch.equal(h, t)}
+    return replace(chunk, shared={**chunk.shared, **same})
+
+
+def _changes(codec: Codec, new: Encoded, exact_HND: Tensor) -> bool:
+    """Whether any row decodes to another number than it was: one head at a time, up to the first one that does."""
+    if type(codec) is Exact:
+        return False
+    for h in range(len(exact_HND)):
+        exact = exact_HND[h : h + 1].float()
+        out = torch.empty_like(exact)
+        codec.decode(new.heads(h, h + 1), out)
+        if not torch.equal(out, exact):
+            return True
+    return False
 
 
 def _check_encoded(new: Encoded, codec: Codec, heads: int, n: int) -> None:

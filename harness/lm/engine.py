@@ -66,6 +66,7 @@ class Scored:
     logp: tuple[float, ...]
     greedy: bool
     row: Row
+    peak: int  # bytes with all tokens joined, before any was evicted
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,10 @@ class Engine:
         assert model.config.get_text_config(decoder=True)._attn_implementation == NAME
         self.model, self.kv_dtype, self.eos = model, kv_dtype, frozenset(eos)
         self.shape = shape_of(model.config)
-        self.groups = self.shape.groups(layer_devices(model, len(self.shape.layers)))
-        self.ropes, self.rope_moves = tried(model, self.shape, self.groups, *ropes_of(model, len(self.shape.layers)))
+        n = len(self.shape.layers)
+        devices = layer_devices(model, n)
+        self.ropes, self.rope_moves = tried(model, self.shape, self.shape.groups(devices), *ropes_of(model, n))
+        self.groups = self.shape.groups(devices, self.ropes)
 
     def start(self, stack: Stack = Stack(), total: int = 0, seed: int = 0) -> Row:  # noqa: B008 frozen
         """A row that has seen nothing and compresses from its first token on.
@@ -150,14 +153,14 @@ class Engine:
         """Log-likelihood of each row's targets after its held-back tokens, all fed through the row's own store."""
         lengths = [len(h) for h in held]
         ids = [[*h, *t[:-1]] for h, t in zip(held, targets, strict=True)]
-        rows, run, logits_BLV = self._forward(rows, ids, every=True)
+        grown, run, logits_BLV = self._forward(rows, ids, every=True)
         out = []
         for b, (first, target) in enumerate(zip(lengths, targets, strict=True)):
             logits_LV = logits_BLV[b, first - 1 : first - 1 + len(target)].float()
             wanted = torch.tensor(list(target), device=logits_LV.device)
             logp_L = logits_LV.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
             greedy = bool((logits_LV.argmax(-1) == wanted).all())
-            out.append(Scored(tuple(logp_L.tolist()), greedy, rows[b].settled(run, b)))
+            out.append(Scored(tuple(logp_L.tolist()), greedy, grown[b].settled(run, b), grown[b].bytes().total))
         return out
 
     @torch.inference_mode()
@@ -174,18 +177,15 @@ class Engine:
         start = time.perf_counter()
         rows, feed = [ask.row for ask in asks], [list(ask.held) for ask in asks]
         out: list[list[int]] = [[] for _ in asks]
-        most = [0] * len(asks)  # most rows held so far: only more of them can be a new peak
         peak, reasons, live = [row.bytes().total for row in rows], [""] * len(asks), list(range(len(asks)))
         while live:
             grown, run, logits = self._forward([rows[i] for i in live], [feed[i] for i in live])
             for b, (i, token) in enumerate(zip(live, logits.argmax(-1).tolist(), strict=True)):
-                if rows[i].stack.evicts_steps and grown[b].size > most[i]:
-                    most[i], peak[i] = grown[b].size, max(peak[i], grown[b].bytes().total)
+                peak[i] = max(peak[i], grown[b].bytes().total)  # a store may shrink while it grows: watched, not assumed
                 rows[i], feed[i] = grown[b].settled(run, b), [token]
                 reasons[i] = self._take(asks[i], out[i], token)
             live = [i for i in live if not reasons[i]]
         seconds = time.perf_counter() - start
-        peak = [max(p, row.bytes().total) for p, row in zip(peak, rows, strict=True)]  # without eviction a row only grows
         return [Answer(tuple(o), r, row, p, seconds) for o, r, row, p in zip(out, reasons, rows, peak, strict=True)]
 
     def begin(

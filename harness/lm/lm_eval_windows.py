@@ -16,7 +16,7 @@ import torch
 
 from harness.kv.cache import Row
 from harness.lm.deadline import limited
-from harness.lm.engine import Engine, Prefix, Scored
+from harness.lm.engine import Engine, Scored
 from harness.lm.lm_eval_requests import Window
 from harness.lm.serve import Job, Served, needs_of
 from harness.lm.stream import context_row
@@ -49,6 +49,7 @@ class _Tokenwise:
     row: Row
     logp: list[float] = field(default_factory=list)
     top: list[bool] = field(default_factory=list)
+    peak: int = 0  # bytes with a chunk joined, before rows were evicted
 
 
 class WindowReader:
@@ -80,9 +81,9 @@ class WindowReader:
             for one in results:
                 _add(one, window, start, _Tokenwise(start.row))
                 if first:
-                    one.served = _served(one.served, start.row, start.row, 0, 0.0)
+                    one.served = _served(one.served, start.row, start, 0.0)
             return
-        prefix, ready = self._compressed(ids[:half], results)
+        ready = self._compressed(ids[:half], results)
         for wave in fill(ready, lambda one, _: self._size(one[1], len(ids)), self.limit):
             begin = time.perf_counter()
             outcomes = run_halving(lambda part: self._rest(part, ids), wave, _failure)
@@ -93,21 +94,24 @@ class WindowReader:
                     continue
                 _add(one, window, start, outcome)
                 if first:
-                    one.served = _served(one.served, row, outcome.row, prefix.nbytes(row.stack.needs), seconds, len(wave))
+                    one.served = _served(one.served, row, outcome, seconds, len(wave))
 
-    def _compressed(self, ids: Sequence[int], results: Sequence[WindowServed]) -> tuple[Prefix, list[tuple[WindowServed, Row]]]:
+    def _compressed(self, ids: Sequence[int], results: Sequence[WindowServed]) -> list[tuple[WindowServed, Row]]:
         """The exact first part and a row of it for every stack that takes it; the others are refused."""
         prefix = self.engine.prefill(ids, needs_of(one.served.job.stack for one in results))
         ready: list[tuple[WindowServed, Row]] = []
         for one in results:
             try:
                 job = one.served.job
-                ready.append((one, context_row(self.engine, prefix, ids, job.stack, job.seed)))
+                row, peak = context_row(self.engine, prefix, ids, job.stack, job.seed)
+                if one.served.row is None:  # bytes are those of the first window
+                    one.served = replace(one.served, peak_prefill=peak)
+                ready.append((one, row))
             except UserError as error:
                 one.served = replace(one.served, status="refused", error=str(error))
             except Exception as error:
                 one.served = _failed(one.served, error)
-        return prefix, ready
+        return ready
 
     def _size(self, row: Row, total: int) -> int:
         return self.forecast.row(row.stack, row.seen, total - row.seen) + 3 * CHUNK * 4 * self.forecast.vocabulary
@@ -125,8 +129,8 @@ class WindowReader:
             step = self.engine.read([one.row for one in out], [ids[seen:end]] * len(out))
             logp_BLV = step.logits_BLV.float().log_softmax(-1)
             wanted_L = torch.tensor(ids[seen + 1 : end + 1], device=logp_BLV.device)
-            for one, row, logp_LV in zip(out, step.rows, logp_BLV, strict=True):
-                one.row = row
+            for one, row, grown, logp_LV in zip(out, step.rows, step.grown_bytes, logp_BLV, strict=True):
+                one.row, one.peak = row, max(one.peak, grown)
                 one.logp += logp_LV.gather(1, wanted_L[:, None])[:, 0].tolist()
                 one.top += (logp_LV.argmax(-1) == wanted_L).tolist()
             seen = end
@@ -142,14 +146,14 @@ def _add(one: WindowServed, window: Window, exact: _Tokenwise, rest: _Tokenwise)
     one.exercised += min(len(rest.logp), window.scored)
 
 
-def _served(served: Served, row: Row, final: Row, prefix_bytes: int, seconds: float, rows: int = 1) -> Served:
+def _served(served: Served, row: Row, rest: _Tokenwise, seconds: float, rows: int = 1) -> Served:
     context = row.bytes()
     return replace(
         served,
         row=row,
         context=context,
-        peak_prefill=prefix_bytes + (context.total if row.stack.compresses else 0),
-        scored=(Scored((), False, final),),
+        peak_prefill=served.peak_prefill or context.total,  # a text read exactly as a whole has no other
+        scored=(Scored((), False, rest.row, rest.peak),),
         timings={"wave_s": seconds, "wave_rows": float(rows)},
     )
 

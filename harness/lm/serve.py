@@ -68,7 +68,7 @@ class Served:
     @property
     def peak(self) -> int:
         """Largest bytes of the row from compression to the end."""
-        return self.answer.peak if self.answer else max(self.context.total, *(s.row.bytes().total for s in self.scored))
+        return self.answer.peak if self.answer else max(self.context.total, *(s.peak for s in self.scored))
 
 
 Done = Callable[[list[Served]], Any]

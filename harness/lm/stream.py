@@ -34,6 +34,7 @@ class Reading:
     row: Row  # what the stream starts from: empty, or the compressed context
     reference: int
     tag: Any = None
+    context_peak: int = 0  # bytes while the context was read and compressed
 
 
 @dataclass
@@ -68,11 +69,15 @@ class Read:
         return self.full_byte_tokens / max(self.tokens, 1)
 
 
-def context_row(engine: Engine, prefix: Prefix, ids: Sequence[int], stack: Stack, seed: int) -> Row:
-    """A context under a stack: its exact prefix compressed, or `ids` read in chunks where the stack wants that (UserError)."""
+def context_row(engine: Engine, prefix: Prefix, ids: Sequence[int], stack: Stack, seed: int) -> tuple[Row, int]:
+    """A context under a stack and its peak bytes: the exact prefix compressed, or `ids` read in chunks where it wants that.
+
+    UserError where the stack is not possible.
+    """
     if stack.chunked:
-        return engine.read_chunked(ids, [engine.start(stack, len(ids), seed)])[0][0]
-    return engine.compress(prefix, stack, seed)
+        return engine.read_chunked(ids, [engine.start(stack, len(ids), seed)])[0]
+    row = engine.compress(prefix, stack, seed)
+    return row, prefix.nbytes(stack.needs) + (row.bytes().total if stack.compresses else 0)
 
 
 def read(engine: Engine, wave: Sequence[Reading], chunk: int) -> list[Read]:

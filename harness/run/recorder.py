@@ -135,6 +135,8 @@ class Recorder:
             "tokens_kept": sum(held) / len(held),
             "entries_touched": touched,
             "codec_info": row.codec_info(),
+            "storage": row.storage,
+            "layer_budget": row.layer_budget,
             "kv_bytes_context": served.context.total,
             "kv_bytes_final": final.bytes().total,
             "kv_bytes_peak": served.peak,
@@ -172,7 +174,7 @@ class Recorder:
             "query_aware": task.query_aware,
             "positions": cell.stack.positions,
             "attn": self.setup.attn,
-            "storage": "packed",
+            "storage": "packed",  # until measured
             "kv_dtype": self.setup.kv_dtype,
             "layers_compressed": list(self.setup.shape.full_layers) if cell.stack.compresses else [],
             "gold": list(example.answers),

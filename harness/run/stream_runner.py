@@ -116,16 +116,16 @@ class StreamRunner:
             needs = needs_of(one.cell.stack for one in work)
             prefix = self.engine.prefill(ids[: self.task.context], needs)
 
-        def row(stack: Stack, seed: int) -> Row:
+        def row(stack: Stack, seed: int) -> tuple[Row, int]:
             if prefix is None:
-                return self.engine.start(stack, len(ids), seed)
+                return self.engine.start(stack, len(ids), seed), 0
             return context_row(self.engine, prefix, ids[: self.task.context], stack, seed)
 
         if work[0].cell.stack.compresses:
-            readings.append(Reading(ids=ids, row=row(Stack(), 0), reference=at))
+            readings.append(Reading(ids=ids, row=row(Stack(), 0)[0], reference=at))
         for one in work:
-            start = row(one.cell.stack, int(one.prompt.sha256[:12], 16))
-            readings.append(Reading(ids=ids, row=start, reference=at, tag=one))
+            start, peak = row(one.cell.stack, int(one.prompt.sha256[:12], 16))
+            readings.append(Reading(ids=ids, row=start, reference=at, tag=one, context_peak=peak))
 
     def _finish(self, recorder: Recorder, reading: Reading, out: Read, wave: int) -> Record:
         work: Work = reading.tag
@@ -157,7 +157,9 @@ class StreamRunner:
             kv_bytes_context=round(out.mean_bytes),
             kv_bytes_final=row.bytes().total,
             kv_bytes_peak=out.peak,
-            kv_bytes_peak_prefill=out.peak,
+            kv_bytes_peak_prefill=reading.context_peak or out.peak,  # without a context all of it is read as it comes
+            storage=row.storage,
+            layer_budget=row.layer_budget,
             kv_bytes_full=round(out.mean_full_bytes),
             kv_bytes_full_final=self.engine.shape.full_bytes(row.seen, row.itemsize),
             bytes=breakdown(row.bytes()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -121,6 +121,11 @@ class Encoded:
             {k: rows.of_heads(t) for k, t in self.shared.items()},
             self.clipped + newer.clipped if newer else self.clipped,
         )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Encoded:
+        """The same with every tensor of rows changed."""
+        payload, metadata = ({k: change(t) for k, t in group.items()} for group in (self.payload, self.metadata))
+        return Encoded(payload, metadata, self.n, self.shared, self.clipped)
 
     def tensors(self) -> list[Tensor]:
         """Everything held."""

@@ -17,19 +17,25 @@ from harness.types import UserError, require
 
 @dataclass(frozen=True)
 class Choice:
-    """Rows that stay, as sorted indices int64 [H, M]: of all heads of the layers named, or of one head of one layer."""
+    """Rows that stay, as sorted indices int64 [H, M]: of all heads of the layers named, or of one head of one layer.
+
+    share: rows a head that the layer was given, which its heads may divide otherwise.
+    """
 
     layers: tuple[int, ...]
     head: int | None
     index_HM: Tensor
+    share: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
     """A budget of rows per layer and KV head, spent on `sinks` first rows, `recent` newest rows and the top scores between.
 
-    recent null takes the scorer's own default. Protected rows are never scored; ties keep the earlier row; kept rows stay
-    in position order.
+    recent null takes the scorer's own default. Protected rows are never scored; kept rows stay in position order.
+
+    Ties: of rows whose computed scores are the same fp32 number the earlier ones stay, whatever the scorer, the layer and the
+    split over heads. Scores that are equal on paper only are ordered by how they were rounded.
     """
 
     scorer: Scorer
@@ -65,12 +71,19 @@ class Keep:
     def _recent(self, tokens: int) -> int:
         return max(self.scorer.default_recent(tokens, self.sinks) if self.recent is None else self.recent, 0)
 
+    def divided(self, *, even: bool) -> str:
+        """What the budget of layers was, `even` where all got as much; what was asked for follows where it differs."""
+        asked = type(self.layers).__name__.lower()
+        return f"uniform (asked: {asked})" if even and asked != "uniform" else asked
+
     def choose(self, views: Sequence[LayerView], tokens: int) -> list[Choice]:
         """The kept rows of every layer that holds more than its share of the budget; a layer without a choice keeps all.
 
-        A view stands for one layer, or for several that hold as many rows.
+        A view stands for one layer, or for several that hold as many rows. The scorer and the budget of layers each get copies
+        of the statistics that they themselves asked for.
         """
-        singles = sorted((one for view in views for one in view.layers), key=lambda one: one.layer)
+        wanted = getattr(self.layers, "needs", Needs())
+        singles = sorted((one.seen_by(wanted) for view in views for one in view.layers), key=lambda one: one.layer)
         layers = self.layers.beyond(self.sinks + self._recent(tokens)) if hasattr(self.layers, "beyond") else self.layers
         share = {one.layer: most for one, most in zip(singles, layers.split(tokens, singles), strict=True)}
         chosen = []
@@ -82,7 +95,7 @@ class Keep:
                     alike.setdefault(share[one.layer], []).append(k)
             if not alike:
                 continue
-            scores_LHN = self._scores(view)
+            scores_LHN = self._scores(view.seen_by(self.scorer.needs))
             for most, members in alike.items():  # layers that keep as many rows are sorted together
                 whole = len(members) == len(scores_LHN)
                 some_LHN = scores_LHN if whole else scores_LHN[torch.tensor(members, device=scores_LHN.device)]
@@ -103,7 +116,7 @@ class Keep:
         """[L, H, N] for the L layers of a view."""
         name = type(self.scorer).__name__
         joint = vars(type(self.scorer)).get("joint", False)  # never inherited: a subclass may look at one layer
-        parts = (view,) if joint else view.layers
+        parts = (view,) if joint and view.alike else view.layers
         found = []
         for part in parts:
             scores_HN = self.scorer.score(part)
@@ -133,9 +146,9 @@ class Keep:
         free = tokens - sinks - recent
         counts = [self.heads.split(free, scores_HM, view.layer) for view, scores_HM in zip(views, scores_LHM, strict=True)]
         if len({count for layer in counts for count in layer}) == 1:
-            return [Choice(tuple(view.layer for view in views), None, kept(order_LHM, counts[0][0]).flatten(0, 1))]
+            return [Choice(tuple(view.layer for view in views), None, kept(order_LHM, counts[0][0]).flatten(0, 1), tokens)]
         return [
-            Choice((view.layer,), h, kept(order_HM[h : h + 1], count))
+            Choice((view.layer,), h, kept(order_HM[h : h + 1], count), tokens)
             for view, order_HM, layer in zip(views, order_LHM, counts, strict=True)
             for h, count in enumerate(layer)
         ]

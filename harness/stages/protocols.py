@@ -6,7 +6,7 @@ A newcomer extends the project here: one class that satisfies a protocol, one YA
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Protocol
 
@@ -54,7 +54,7 @@ class Stats:
         return [t for t in self._fields() if t is not None]
 
     def only(self, needs: Needs) -> Stats:
-        """What these needs ask for, of what was recorded for several."""
+        """Views of what these needs ask for, of what was recorded for several."""
         return Stats(
             self.column_sums_HN if needs.column_sums else None,
             self.queries_QWD[:, -needs.queries :] if self.queries_QWD is not None and needs.queries else None,
@@ -62,6 +62,11 @@ class Stats:
             self.query_mean_QD if needs.query_moments else None,
             self.query_cov_QDD if needs.query_moments else None,
         )
+
+    def copied(self) -> Stats:
+        """The same in storages of their own: who writes into them changes nothing elsewhere."""
+        sums, queries, mean, cov = (None if t is None else t.clone() for t in self._fields())
+        return Stats(sums, queries, self.scaling, mean, cov)
 
     @property
     def nbytes(self) -> int:
@@ -96,8 +101,9 @@ class Rope(Protocol):
 
 @dataclass(frozen=True)
 class LayerView:
-    """One layer as a scorer sees it: decoded rows in position order, and the statistics it declared in `needs`.
+    """One layer as a scorer sees it: decoded rows in position order, and exactly the statistics it declared in `needs`.
 
+    All tensors are the scorer's own, whoever else shares the prefill: it may write into them.
     A scorer that is `joint` gets several layers that hold as many rows in one view, their heads one after another; `each` are
     then the views of the single layers.
     """
@@ -112,10 +118,20 @@ class LayerView:
     rope: Rope | None = None  # None where the model has no rotary positions
     each: tuple[LayerView, ...] = ()
 
+    def seen_by(self, needs: Needs) -> LayerView:
+        """This view as one stage gets it: copies of the statistics that it asked for, and of no others."""
+        each = tuple(one.seen_by(needs) for one in self.each)
+        return replace(self, pos_HN=self.pos_HN.clone(), stats=self.stats.only(needs).copied(), each=each)
+
     @property
     def layers(self) -> tuple[LayerView, ...]:
         """The views of the single layers."""
         return self.each or (self,)
+
+    @property
+    def alike(self) -> bool:
+        """Whether its layers rotate and scale alike, so that they can be scored in one go."""
+        return len({(id(one.rope), one.stats.scaling) for one in self.layers}) == 1
 
     @property
     def n(self) -> int:

@@ -119,15 +119,28 @@ class Stack:
         return self.evicts_steps and self.keep is not None and self.keep.scorer.keeps_state
 
     @property
+    def encodes(self) -> bool:
+        """Whether rows are stored by a codec of any kind; one that loses nothing is one too."""
+        return any(type(codec) is not Exact for codec in (self.keys, self.values))
+
+    @property
     def compresses(self) -> bool:
-        """False for the full cache."""
-        return self.keep is not None or self.keys.lossy or self.values.lossy
+        """False for the full cache alone: all rows, as they came, at their own positions, and no copy beside them.
+
+        Only that one may share an exact prefix as it is; everything else has something done to its rows.
+        """
+        return self.keep is not None or self.encodes or self.positions != "original" or self.read != "every_step"
 
     def budget(self, context: int, nbytes: Callable[[int], int]) -> int | None:
-        """Rows per layer and head for this context, or None when all stay; UserError when too small for this example."""
+        """Rows per layer and head for this context, or None when all stay; UserError when too small for this example.
+
+        A budget that holds the whole context is not too small for what it protects, unless rows are evicted later on.
+        """
         if self.keep is None:
             return None
         tokens = self.keep.budget.tokens(context, nbytes)
+        if tokens >= context and not self.evicts_steps:
+            return tokens
         try:
             _, recent = self.keep.protected(tokens)
         except UserError as error:
@@ -143,19 +156,16 @@ class Stack:
         return tokens
 
     def describe(self) -> str:
-        """A label made of the resolved parts, for stacks that no YAML names."""
-        parts = []
-        if self.keep is not None:
-            keep = self.keep
-            name = type(keep.scorer).__name__.lower()
-            recent = "" if keep.recent is None else f"_recent{keep.recent}"
-            parts.append((f"sink{keep.sinks}_" if keep.sinks else "") + name + recent)
-            parts += [type(part).__name__.lower() for part in (keep.layers, keep.heads) if type(part).__name__ != "Uniform"]
-        if self.compresses and (self.keys.lossy or self.values.lossy):
+        """A label made of the resolved parts, for stacks that no YAML names; only the full cache is called full."""
+        parts = [] if self.keep is None else _rule(self.keep)
+        if self.encodes:
             keys, values = _codec(self.keys), _codec(self.values)
             parts.append(keys if keys == values else f"k-{keys}_v-{values}")
-        if self.evicts_steps:
-            parts.append(self.phase)
+        if self.evicts_steps or self.chunked:
+            often = {"every_n": self.every, "chunked": self.chunk}.get(self.phase, "")
+            parts.append(f"{self.phase}{often}")
+        parts += ["cache_positions"] if self.positions == "cache" else []
+        parts += ["cached"] if self.read == "cached" else []
         return "+".join(parts) or "full"
 
 
@@ -164,6 +174,14 @@ def unused(keep: object, phase: str) -> dict[str, Any]:
     names = ["phase"] if keep is None else []
     names += [name for name, needed in (("chunk", "chunked"), ("every", "every_n")) if keep is None or phase != needed]
     return {one.name: one.default for one in fields(Stack) if one.name in names}
+
+
+def _rule(keep: Keep) -> list[str]:
+    """The parts of a label that say which rows stay."""
+    recent = "" if keep.recent is None else f"_recent{keep.recent}"
+    first = f"sink{keep.sinks}_" if keep.sinks else ""
+    splits = [type(part).__name__.lower() for part in (keep.layers, keep.heads) if type(part).__name__ != "Uniform"]
+    return [first + type(keep.scorer).__name__.lower() + recent, *splits]
 
 
 def _tail(codec: Codec, n: int) -> int:
