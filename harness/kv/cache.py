@@ -31,6 +31,7 @@ class Row:
 
     Layers of one shape that hold as many rows lie in one part. reading: the context is not yet complete (phase chunked evicts
     only until then). evicted_at: tokens seen when rows were last evicted. unrotated: keys are stored without rotation.
+    length: tokens of the whole text, prompt and answer, where the model's rotation depends on it; else None.
     """
 
     shape: ModelShape
@@ -42,6 +43,7 @@ class Row:
     ropes: tuple[LayerRope | None, ...] = ()
     reading: bool = False
     evicted_at: int = 0
+    length: int | None = None
 
     @classmethod
     def empty(
