@@ -73,9 +73,7 @@ class Server:
             if waiting and (base + size + sum(w.forecast for w in waiting) > self.limit or _full(waiting, job)):
                 self._flush(waiting, done)
             if prefix is None:
-                read = attempt(
-                    job, lambda: self.engine.prefill(ids, needs_of(one.stack for one in jobs), self._length(jobs[0]))
-                )
+                read = attempt(job, lambda: self._prefill(ids, jobs))
                 if isinstance(read, Served):
                     done([replace(read, job=one) for one in jobs[jobs.index(job) :]])
                     return
@@ -86,6 +84,10 @@ class Server:
                 continue
             # A row that aliases the prefix keeps it alive until its wave is done.
             waiting.append(_Waiting(served, size if job.stack.compresses else size + served.context.total))
+
+    def _prefill(self, ids: Sequence[int], jobs: Sequence[Job]) -> Prefix:
+        needs, length = needs_of(job.stack for job in jobs), self._length(jobs[0])
+        return self.engine.prefill(ids, needs, length) if length else self.engine.prefill(ids, needs)
 
     def _chunked(self, ids: Sequence[int], jobs: Sequence[Job], waiting: list[_Waiting], done: Done) -> None:
         """Rows that read the context in chunks, in lockstep: memory is bounded by their budgets from the first token on."""
