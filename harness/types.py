@@ -231,12 +231,15 @@ class Record:
     layers_compressed: list[int] = field(default_factory=list)
     tokens_seen: int = 0
     tokens_kept: float = 0.0  # mean over layers and KV heads, after the context was compressed
-    entries_touched: int = 0  # rows evicted or stored inexactly, summed over layers and KV heads
+    entries_touched: int = 0  # rows evicted or stored inexactly, over layers and KV heads: after the context, or at the end
+    compressed_share: float | None = None  # of a text's scored tokens, those predicted from a store that had lost something
     codec_info: dict[str, Any] = field(default_factory=dict)
     layer_budget: str | None = None  # how rows were divided over layers; "(asked: NAME)" follows where that was something else
     output: str | None = None
     score: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # measures that could not be had, and why
+    decoding: str = ""  # how answers are chosen, and what the model's or the task's settings ask for that is not done
     stop_reason: str | None = None
     kv_bytes_context: int | None = None
     kv_bytes_final: int | None = None
@@ -251,6 +254,7 @@ class Record:
     control_text: int = 0  # words of the user's text that the model reads as the template's
     chunk: int | None = None  # streams: tokens fed between two compressions
     order: int | None = None  # of several questions on one context, which one this was, from 1
+    rope_length: int | None = None  # tokens that the rotation was computed for, where it depends on the length of the text
     status: str = "ok"  # ok | refused | failed | not_exercised
     error: str | None = None
     written_at: str = ""  # UTC; the store fills this and the two below in

@@ -32,6 +32,7 @@ class Row:
     Layers of one shape that hold as many rows lie in one part. reading: the context is not yet complete (phase chunked evicts
     only until then). evicted_at: tokens seen when rows were last evicted. unrotated: keys are stored without rotation.
     even: whether all layers were given as many rows when some were last evicted (None: none were).
+    length: tokens of the whole text, prompt and answer, where the model's rotation depends on it; else None.
     """
 
     shape: ModelShape
@@ -44,6 +45,7 @@ class Row:
     reading: bool = False
     evicted_at: int = 0
     even: bool | None = None
+    length: int | None = None
 
     @classmethod
     def empty(

@@ -65,14 +65,15 @@ def ropes_of(model: PreTrainedModel, n_layers: int) -> tuple[tuple[LayerRope | N
     rotary = getattr(decoder, "rotary_emb", None)
     apply = getattr(sys.modules[type(decoder).__module__], "apply_rotary_pos_emb", None)
     config = model.config.get_text_config(decoder=True)
-    if rotary is None or apply is None or _moves(config) or list(inspect.signature(apply).parameters)[:4] != APPLY:
+    if rotary is None or apply is None or moves(config) or list(inspect.signature(apply).parameters)[:4] != APPLY:
         return (None,) * n_layers, rotary is not None
     typed = "layer_type" in inspect.signature(rotary.forward).parameters
     types = config.layer_types if typed else [None] * n_layers
     return tuple(LayerRope(rotary, apply, kind) for kind in types), False
 
 
-def _moves(config: Any) -> bool:
+def moves(config: Any) -> bool:
+    """Whether a decoder's angles change with the length of the text."""
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     settings = [parameters, *(v for v in parameters.values() if isinstance(v, dict))]
     return any(one.get("rope_type", one.get("type")) in MOVING for one in settings)

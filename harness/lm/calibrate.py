@@ -17,7 +17,8 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
 from torch import Tensor
 
-from harness.lm.engine import Engine, Prefix
+from harness.lm.answers import Prefix
+from harness.lm.engine import Engine
 from harness.lm.load import LM
 from harness.package_data import cache_root, once, sha256_of
 from harness.stages.limits import Calibration, Limits

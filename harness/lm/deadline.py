@@ -15,7 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from harness.kv.cache import Row
-from harness.lm.engine import Answer, Ask, Engine, Prefix, Scored, Step
+from harness.lm.answers import Answer, Ask, Prefix, Scored, Step
+from harness.lm.engine import Engine
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -53,9 +54,9 @@ class TimedEngine(Engine):
         if self._end is not None and time.monotonic() > self._end:
             raise TimeLimitError(f"longer than time_limit={self.seconds:g} s")
 
-    def prefill(self, ids: Sequence[int], needs: Needs = Needs()) -> Prefix:  # noqa: B008 frozen
+    def prefill(self, ids: Sequence[int], needs: Needs = Needs(), length: int = 0) -> Prefix:  # noqa: B008 frozen
         with self.limit():
-            return super().prefill(ids, needs)
+            return super().prefill(ids, needs, length)
 
     def compress(self, prefix: Prefix, stack: Stack, seed: int = 0) -> Row:
         with self.limit():

@@ -7,8 +7,8 @@ each row's own store.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,68 +18,14 @@ from harness.kv.attention import CURRENT, NAME, Forward
 from harness.kv.cache import Row
 from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
 from harness.kv.memory import solve_budget
+from harness.kv.positions import held, learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
+from harness.lm.answers import Answer, Ask, Prefix, Scored, Step
+from harness.lm.logits import sound
 from harness.lm.turning import tried
-from harness.stages.protocols import Needs, Stats
+from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from harness.types import UserError
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The exact cache of a context, read-only, with the statistics that the stacks asked for, per layer."""
-
-    row: Row
-    stats: tuple[Stats, ...]
-    seconds: float
-
-    def nbytes(self, needs: Needs) -> int:
-        """Bytes that a stack with these needs would hold while the context is read: exact rows and its own statistics."""
-        return self.row.bytes().total + sum(one.only(needs).nbytes for one in self.stats)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ask:
-    """What one row is fed and when it stops; `stop` sees all generated ids after each one."""
-
-    row: Row
-    held: Sequence[int]
-    max_new: int
-    stop: Callable[[Sequence[int]], bool] = lambda ids: False
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Generated ids (an EOS that ended them left out), why they ended, the row afterwards and its largest total bytes."""
-
-    ids: tuple[int, ...]
-    stop_reason: str  # eos | stop | length
-    row: Row
-    peak: int
-    seconds: float  # of the whole wave
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Log-probabilities of the target tokens, whether greedy decoding would have given them, and the row afterwards."""
-
-    logp: tuple[float, ...]
-    greedy: bool
-    row: Row
-    peak: int  # bytes with all tokens joined, before any was evicted
-
-
-@dataclass(frozen=True)
-class Step:
-    """Rows after a chunk, its logits [B, L, V], bytes before eviction, and attention-output errors.
-
-    errors: fp64 [layers, B, 2], for each row |out - reference|^2 and |reference|^2 summed over the chunk.
-    """
-
-    rows: list[Row]
-    logits_BLV: Tensor
-    grown_bytes: list[int]
-    errors: Tensor
 
 
 class Engine:
@@ -96,15 +42,25 @@ class Engine:
         devices = layer_devices(model, n)
         self.ropes, self.rope_moves = tried(model, self.shape, self.shape.groups(devices), *ropes_of(model, n))
         self.groups = self.shape.groups(devices, self.ropes)
+        self.table, self.rotary = learned_positions(model), moving_rotary(model)
 
-    def start(self, stack: Stack = Stack(), total: int = 0, seed: int = 0) -> Row:  # noqa: B008 frozen
+    def start(self, stack: Stack = Stack(), total: int = 0, seed: int = 0, length: int = 0) -> Row:  # noqa: B008 frozen
         """A row that has seen nothing and compresses from its first token on.
 
-        A fraction or byte budget is solved for `total` tokens. UserError when it is too small, or the model lacks what the
-        stack needs.
+        A fraction or byte budget is solved for `total` tokens. `length` tokens will be fed in all, `total` where it is not
+        given. UserError when a budget is too small, or the model lacks what the stack or so many tokens need.
         """
         self.check(stack)
-        return Row.empty(self.shape, stack, solve_budget(stack, self.shape, total, self.kv_dtype.itemsize), seed, self.ropes)
+        self.check_length(length or total)
+        row = Row.empty(self.shape, stack, solve_budget(stack, self.shape, total, self.kv_dtype.itemsize), seed, self.ropes)
+        return row if self.rotary is None else replace(row, length=length or total)
+
+    def check_length(self, tokens: int) -> None:
+        """Refuse (UserError) more tokens than a learned position table has places for."""
+        if self.table is not None and tokens > self.table:
+            raise UserError(
+                f"{tokens} tokens are beyond this model's positions: its learned table has {self.table}, and nothing follows it"
+            )
 
     def check(self, stack: Stack) -> None:
         """Refuse (UserError) a stack that the model's positions do not allow."""
@@ -118,10 +74,13 @@ class Engine:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
 
     @torch.inference_mode()
-    def prefill(self, ids: Sequence[int], needs: Needs = Needs()) -> Prefix:  # noqa: B008 frozen
-        """Read a context exactly, in one forward, recording what `needs` asks for."""
+    def prefill(self, ids: Sequence[int], needs: Needs = Needs(), length: int = 0) -> Prefix:  # noqa: B008 frozen
+        """Read a context exactly, in one forward, recording what `needs` asks for.
+
+        `length`: tokens that will be fed in all, those of an answer included; as many as these where it is not given.
+        """
         start = time.perf_counter()
-        row, run, _ = self._forward([self.start()], [ids], [needs])
+        row, run, _ = self._forward([self.start(length=length or len(ids))], [ids], [needs])
         stats = tuple(run.stats[i][0] for i in range(len(self.shape.layers)))
         return Prefix(row[0], stats, time.perf_counter() - start)
 
@@ -160,7 +119,8 @@ class Engine:
             wanted = torch.tensor(list(target), device=logits_LV.device)
             logp_L = logits_LV.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
             greedy = bool((logits_LV.argmax(-1) == wanted).all())
-            out.append(Scored(tuple(logp_L.tolist()), greedy, grown[b].settled(run, b), grown[b].bytes().total))
+            fine = bool(sound(logits_LV).all())
+            out.append(Scored(tuple(logp_L.tolist()), greedy, grown[b].settled(run, b), grown[b].bytes().total, fine))
         return out
 
     @torch.inference_mode()
@@ -178,15 +138,19 @@ class Engine:
         rows, feed = [ask.row for ask in asks], [list(ask.held) for ask in asks]
         out: list[list[int]] = [[] for _ in asks]
         peak, reasons, live = [row.bytes().total for row in rows], [""] * len(asks), list(range(len(asks)))
+        touched = [0] * len(asks)
         while live:
             grown, run, logits = self._forward([rows[i] for i in live], [feed[i] for i in live])
+            fine = sound(logits).tolist()
             for b, (i, token) in enumerate(zip(live, logits.argmax(-1).tolist(), strict=True)):
                 peak[i] = max(peak[i], grown[b].bytes().total)  # a store may shrink while it grows: watched, not assumed
+                reasons[i] = self._take(asks[i], out[i], token) if fine[b] else "unsound"
+                touched[i] = rows[i].touched() if reasons[i] else 0
                 rows[i], feed[i] = grown[b].settled(run, b), [token]
-                reasons[i] = self._take(asks[i], out[i], token)
             live = [i for i in live if not reasons[i]]
         seconds = time.perf_counter() - start
-        return [Answer(tuple(o), r, row, p, seconds) for o, r, row, p in zip(out, reasons, rows, peak, strict=True)]
+        every = zip(out, reasons, rows, peak, touched, strict=True)
+        return [Answer(tuple(o), r, row, p, seconds, t) for o, r, row, p, t in every]
 
     def begin(
         self,
@@ -230,6 +194,7 @@ class Engine:
         """One forward: rows with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`."""
         lengths = [len(one) for one in ids]
         starts = [row.next_position for row in rows]
+        self.check_length(max(start + n for start, n in zip(starts, lengths, strict=True)))
         # Shorter rows are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
         width, device = max(lengths), self.model.device
         ids_BL = torch.tensor([[*one, *[0] * (width - len(one))] for one in ids], device=device)
@@ -242,7 +207,8 @@ class Engine:
         try:
             cache = EntryCache(len(self.shape.layers), self.kv_dtype)
             wanted = slice(None) if every else torch.tensor(last, device=device)
-            logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
+            with held(self.rotary, [row.length for row in rows]):
+                logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
         assert sorted(run.stats) == list(range(len(self.shape.layers))), "a layer did not reach our attention"

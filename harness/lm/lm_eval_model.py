@@ -20,7 +20,7 @@ from harness.composition import CompositionError, said
 from harness.kv.attention import NAME
 from harness.lm.calibrate import calibrated
 from harness.lm.engine import Engine
-from harness.lm.lm_eval_requests import Encoder, prompt_hash
+from harness.lm.lm_eval_requests import Encoder
 from harness.lm.lm_eval_serve import Asked, LmEvalService, Replied, Response
 from harness.lm.load import ModelSpec, load
 from harness.lm.waves import parse_bytes
@@ -167,7 +167,7 @@ class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
                 if reply.status != "ok":
                     print(reply.trace, file=sys.stderr, end="")
                     raise UserError(f"request {reply.asked.tag[0]}: {reply.error}")
-                self.not_exercised += bool(self.settings.stack.compresses and not reply.touched)
+                self.not_exercised += reply.nothing
                 out.update(zip(reply.asked.tag, (one for one in reply.responses if one is not None), strict=True))
 
         self.service.serve(asked, done)
@@ -177,7 +177,7 @@ class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
 
     def _asked(self, instances: Sequence[Any], places: Sequence[int]) -> Asked:
         requests = tuple(self.encode(one) for one in instances)
-        return Asked(requests=requests, stack=self.settings.stack, seed=int(prompt_hash(requests)[:12], 16), tag=tuple(places))
+        return Asked(requests=requests, stack=self.settings.stack, tag=tuple(places))
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The tokenizer's template, for lm-eval's log."""
@@ -196,4 +196,5 @@ class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
             "point": dict(self.settings.point),
             "query_aware": True,
             "documents_not_exercised": self.not_exercised,
+            "decoding": self.lm.decoding,
         }

@@ -11,9 +11,10 @@ from itertools import groupby
 from typing import Any
 
 from harness.lm.engine import Engine
+from harness.lm.jobs import Job, Served, lot
 from harness.lm.lm_eval_requests import Request, answer_text, stopper
 from harness.lm.lm_eval_windows import WindowReader, WindowServed
-from harness.lm.serve import Job, Served, Server
+from harness.lm.serve import Server
 from harness.lm.tokens import Tokenizer
 from harness.stages.stack import Stack
 
@@ -26,7 +27,6 @@ class Asked:
 
     requests: tuple[Request, ...]
     stack: Stack
-    seed: int = 0
     tag: Any = None
 
 
@@ -49,8 +49,13 @@ class Replied:
 
     @property
     def touched(self) -> int:
-        """Rows evicted or stored inexactly, over all requests."""
-        return sum(s.row.touched() for s in self.served if s.row is not None)
+        """Entries evicted or stored inexactly, over all requests, as `Served.entries`."""
+        return sum(s.entries for s in self.served)
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no token was predicted from a store that had lost something, though the stack compresses."""
+        return self.asked.stack.compresses and not self.exercised and not any(s.touched for s in self.served)
 
     @property
     def main(self) -> Served:
@@ -79,7 +84,7 @@ class LmEvalService:
         for same in _by_document(replies):
             for at, request in enumerate(same[0].asked.requests):
                 if request.windows:
-                    results = self.windows.read(request.windows, [(r.asked.stack, r.asked.seed) for r in same])
+                    results = self.windows.read(request.windows, [r.asked.stack for r in same])
                     for reply, result in zip(same, results, strict=True):
                         _collect_window(reply, at, result)
                     done([reply for reply in same if reply.missing == 0])
@@ -94,7 +99,7 @@ class LmEvalService:
                         prefix=ids[:-1],
                         held=ids[-1:],
                         stack=reply.asked.stack,
-                        seed=reply.asked.seed,
+                        seed=lot(ids[:-1]),
                         max_new=requests[0].max_new,
                         stop=stopper(self.tokens, requests[0].until),
                         targets=tuple(r.target for r in requests if r.target),

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from harness.lm import sources
+from harness.lm.decoding import decoding
 from harness.lm.random_model import RandomModel
 from harness.lm.sources import Wheel
 from harness.lm.tokens import Tokenizer
@@ -118,6 +119,7 @@ class LM:
         kv_dtype: dtype of stored K and V.
         eos_ids: every id that ends an answer, from generation config, config and tokenizer.
         identity: `ModelSpec.identity()`.
+        decoding: how answers are chosen, and which of the model's generation settings are not honoured.
     """
 
     model: Any
@@ -125,6 +127,7 @@ class LM:
     kv_dtype: torch.dtype
     eos_ids: tuple[int, ...]
     identity: Mapping[str, str]
+    decoding: str = "greedy"
 
 
 @lru_cache(maxsize=1)  # one: a sweep over models must not hold two sets of weights
@@ -170,6 +173,7 @@ def _lm(spec: ModelSpec, model: Any, tokens: Tokenizer) -> LM:
         kv_dtype=_DTYPES[spec.kv_dtype],
         eos_ids=_stops(model, tokens),
         identity=spec.identity(),
+        decoding=decoding(model.generation_config.to_diff_dict()),
     )
 
 

@@ -6,79 +6,33 @@ Everything is token ids and stacks; it knows no text, no task and no record.
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
 from operator import or_
-from typing import Any, TypeVar
+from typing import Any
 
 from harness.kv.cache import Row
-from harness.lm.engine import Answer, Ask, Engine, Prefix, Scored
-from harness.lm.waves import MOST_ROWS, Forecast, one_line, run_halving
+from harness.lm.answers import Ask, Prefix
+from harness.lm.engine import Engine
+from harness.lm.jobs import Job, Served, attempt, failed, refused
+from harness.lm.logits import UNSOUND
+from harness.lm.waves import MOST_ROWS, Forecast, run_halving
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
-from harness.types import Bytes, UserError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A context, a stack, and what follows: `held` tokens, then either generation or the log-likelihood of `targets`.
-
-    Each of the targets is scored on its own fork of the compressed context. `tag` is the caller's.
-    """
-
-    prefix: tuple[int, ...]
-    stack: Stack
-    held: tuple[int, ...]
-    max_new: int = 0
-    stop: Callable[[Sequence[int]], bool] = lambda ids: False
-    targets: tuple[tuple[int, ...], ...] = ()
-    seed: int = 0
-    tag: Any = None
-
-    @property
-    def growth(self) -> int:
-        """Most tokens fed after the context was compressed."""
-        return len(self.held) + max([self.max_new, *map(len, self.targets)])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """What became of a job; `status` is ok, refused (the reason in `error`) or failed (`trace` beside it)."""
-
-    job: Job
-    status: str = "ok"
-    error: str | None = None
-    trace: str = ""
-    row: Row | None = None  # as compressed, before anything was fed
-    context: Bytes = field(default_factory=lambda: Bytes({}, {}))
-    peak_prefill: int = 0  # exact context, statistics and compressed store, together while compressing
-    answer: Answer | None = None
-    scored: tuple[Scored, ...] = ()
-    timings: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def final(self) -> Row:
-        """The row at the end; of several forks, the longest."""
-        rows = [self.answer.row] if self.answer else [s.row for s in self.scored]
-        return max(rows, key=lambda row: row.seen)
-
-    @property
-    def peak(self) -> int:
-        """Largest bytes of the row from compression to the end."""
-        return self.answer.peak if self.answer else max(self.context.total, *(s.peak for s in self.scored))
-
 
 Done = Callable[[list[Served]], Any]
-Value = TypeVar("Value")
 
 
 @dataclass
 class _Waiting:
     served: Served
     forecast: int
+
+    @property
+    def rows(self) -> int:
+        return self.served.job.forks
 
 
 class Server:
@@ -97,9 +51,13 @@ class Server:
     def serve(self, jobs: Iterable[Job], done: Done) -> None:
         """Run all jobs; `done` gets the results of every wave as soon as it ends, and refusals at once."""
         waiting: list[_Waiting] = []
-        for ids, same in groupby(jobs, key=lambda job: job.prefix):
+        for (ids, _), same in groupby(jobs, key=lambda job: (job.prefix, self._length(job))):
             self._context(ids, list(same), waiting, done)
         self._flush(waiting, done)
+
+    def _length(self, job: Job) -> int:
+        """Where the model's rotation depends on it, jobs of different lengths cannot share a context; else 0 for all."""
+        return job.length if self.engine.rotary is not None else 0
 
     def _context(self, ids: Sequence[int], jobs: list[Job], waiting: list[_Waiting], done: Done) -> None:
         """One exact prefill, then a row for every job; rows wait until their wave is full."""
@@ -108,31 +66,35 @@ class Server:
         base = self.forecast.prefix(len(ids))
         prefix: Prefix | None = None
         for job in jobs:
-            size = _attempt(job, lambda job=job: self._size(job, len(ids), base))  # type: ignore[misc]
+            size = attempt(job, lambda job=job: self._size(job, len(ids), base))  # type: ignore[misc]
             if isinstance(size, Served):
                 done([size])
                 continue
-            if waiting and (base + size + sum(w.forecast for w in waiting) > self.limit or len(waiting) >= MOST_ROWS):
+            if waiting and (base + size + sum(w.forecast for w in waiting) > self.limit or _full(waiting, job)):
                 self._flush(waiting, done)
             if prefix is None:
-                read = _attempt(job, lambda: self.engine.prefill(ids, needs_of(one.stack for one in jobs)))
+                read = attempt(job, lambda: self._prefill(ids, jobs))
                 if isinstance(read, Served):
                     done([replace(read, job=one) for one in jobs[jobs.index(job) :]])
                     return
                 prefix = read
-            served = _attempt(job, lambda job=job, prefix=prefix: self._row(job, prefix))  # type: ignore[misc]
+            served = attempt(job, lambda job=job, prefix=prefix: self._row(job, prefix))  # type: ignore[misc]
             if served.row is None:
                 done([served])
                 continue
             # A row that aliases the prefix keeps it alive until its wave is done.
             waiting.append(_Waiting(served, size if job.stack.compresses else size + served.context.total))
 
+    def _prefill(self, ids: Sequence[int], jobs: Sequence[Job]) -> Prefix:
+        needs, length = needs_of(job.stack for job in jobs), self._length(jobs[0])
+        return self.engine.prefill(ids, needs, length) if length else self.engine.prefill(ids, needs)
+
     def _chunked(self, ids: Sequence[int], jobs: Sequence[Job], waiting: list[_Waiting], done: Done) -> None:
         """Rows that read the context in chunks, in lockstep: memory is bounded by their budgets from the first token on."""
         ready: list[_Waiting] = []
 
         def read_all() -> None:
-            rows = run_halving(lambda wave: self._read(ids, wave), [one.served for one in ready], _failed)
+            rows = run_halving(lambda wave: self._read(ids, wave), [one.served for one in ready], failed, refused)
             done([served for served in rows if served.status != "ok"])
             for one, served in zip(ready, rows, strict=True):
                 if served.status == "ok":
@@ -140,16 +102,16 @@ class Server:
             ready.clear()
 
         for job in jobs:
-            size = _attempt(job, lambda job=job: self._size(job, len(ids), 0))  # type: ignore[misc]
+            size = attempt(job, lambda job=job: self._size(job, len(ids), 0))  # type: ignore[misc]
             if isinstance(size, Served):
                 done([size])
                 continue
-            row = _attempt(job, lambda job=job: self.engine.start(job.stack, len(ids), job.seed))  # type: ignore[misc]
+            row = attempt(job, lambda job=job: self.engine.start(job.stack, len(ids), job.seed, job.length))  # type: ignore[misc]
             if isinstance(row, Served):
                 done([row])
                 continue
             used = sum(one.forecast for one in [*waiting, *ready])
-            if used + size > self.limit or len(waiting) + len(ready) >= MOST_ROWS:
+            if used + size > self.limit or _full([*waiting, *ready], job):
                 read_all()
                 self._flush(waiting, done)
             ready.append(_Waiting(Served(job=job, row=row), size))
@@ -166,7 +128,12 @@ class Server:
         ]
 
     def _size(self, job: Job, context: int, base: int) -> int:
-        size = self.forecast.row(job.stack, context, job.growth)
+        """Bytes that a job adds to a wave: those of a row for every target, for each is scored on a fork of its own.
+
+        Raises UserError where the model or the context does not allow it, MemoryError where it can never fit.
+        """
+        self.engine.check_length(job.length)
+        size = job.forks * self.forecast.row(job.stack, context, job.growth)
         size += 4 * self.forecast.vocabulary * sum(len(job.held) + len(target) for target in job.targets)  # every logit
         if base + size > self.limit:
             raise MemoryError(f"memory_limit={self.limit} is too small: this example alone needs {base + size} bytes")
@@ -186,13 +153,15 @@ class Server:
         for wanted in (True, False):  # rows that generate step together, rows that score are fed once
             wave = [s for s in rows if (not s.job.targets) == wanted]
             if wave:
-                done(run_halving(self._generate if wanted else self._score, wave, _failed))
+                done(run_halving(self._generate if wanted else self._score, wave, failed, refused))
 
     def _generate(self, wave: Sequence[Served]) -> list[Served]:
         asks = [Ask(row=_row(s), held=s.job.held, max_new=s.job.max_new, stop=s.job.stop) for s in wave]
         answers = self.engine.answer(asks)
         return [
             replace(s, answer=a, timings={**s.timings, "wave_s": a.seconds, "wave_rows": float(len(wave))})
+            if a.stop_reason != "unsound"
+            else failed(s, UNSOUND, "")
             for s, a in zip(wave, answers, strict=True)
         ]
 
@@ -202,7 +171,10 @@ class Server:
         scored = iter(self.engine.score(*map(list, zip(*forks, strict=True))))  # type: ignore[arg-type]
         results = [tuple(next(scored) for _ in s.job.targets) for s in wave]
         timings = {"wave_s": time.perf_counter() - start, "wave_rows": float(len(forks))}
-        return [replace(s, scored=r, timings=s.timings | timings) for s, r in zip(wave, results, strict=True)]
+        return [
+            replace(s, scored=r, timings=s.timings | timings) if all(one.sound for one in r) else failed(s, UNSOUND, "")
+            for s, r in zip(wave, results, strict=True)
+        ]
 
 
 def _row(served: Served) -> Row:
@@ -210,20 +182,11 @@ def _row(served: Served) -> Row:
     return served.row
 
 
+def _full(waiting: Sequence[_Waiting], job: Job) -> bool:
+    """Whether a wave has no place for another job's rows."""
+    return bool(waiting) and sum(one.rows for one in waiting) + job.forks > MOST_ROWS
+
+
 def needs_of(stacks: Iterable[Stack]) -> Needs:
     """What one prefill must record for all of these stacks."""
     return reduce(or_, (stack.needs for stack in stacks), Needs())
-
-
-def _failed(served: Served, line: str, trace: str) -> Served:
-    return Served(job=served.job, status="failed", error=line, trace=trace)
-
-
-def _attempt(job: Job, work: Callable[[], Value]) -> Value | Served:
-    """The value, or what the job's record says instead: refused by a rule, or failed with a traceback."""
-    try:
-        return work()
-    except UserError as error:
-        return Served(job=job, status="refused", error=str(error))
-    except Exception as error:
-        return Served(job=job, status="failed", error=one_line(error), trace=traceback.format_exc())

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from harness.kv.cache import Row
 from harness.lm.allocator import give_back
-from harness.lm.engine import Engine, Prefix
+from harness.lm.answers import Prefix
+from harness.lm.engine import Engine
+from harness.lm.logits import divergence, sound
 from harness.stages.stack import Stack
 from harness.types import Bytes
 
@@ -39,7 +41,11 @@ class Reading:
 
 @dataclass
 class Read:
-    """What a reading gave, token by token: negative log-likelihood, KL to the reference, agreement of the top token."""
+    """What a reading gave, token by token: negative log-likelihood, KL to the reference, agreement of the top token.
+
+    compressed: tokens that were predicted from a store that had lost something. sound, reference_sound: whether all logits, and
+    those of the reference, were distributions.
+    """
 
     row: Row
     nll: list[Tensor] = field(default_factory=list)
@@ -48,6 +54,9 @@ class Read:
     byte_tokens: float = 0.0  # sum over chunks of bytes held times tokens fed
     full_byte_tokens: float = 0.0
     tokens: int = 0
+    compressed: int = 0
+    sound: bool = True
+    reference_sound: bool = True
     peak: int = 0
     most: Bytes = field(default_factory=lambda: Bytes({}, {}))
     errors: Tensor = field(default_factory=lambda: torch.zeros(()))  # fp64 [layers, 2]: |out - ref|^2, |ref|^2
@@ -57,6 +66,11 @@ class Read:
         """A token-by-token series as numbers."""
         parts: list[Tensor] = getattr(self, name)
         return torch.cat(parts).float().cpu().numpy() if parts else np.zeros(0, np.float32)
+
+    @property
+    def compressed_share(self) -> float:
+        """Share of the scored tokens that were predicted from a store that had lost something."""
+        return self.compressed / max(self.tokens, 1)
 
     @property
     def mean_bytes(self) -> float:
@@ -75,7 +89,7 @@ def context_row(engine: Engine, prefix: Prefix, ids: Sequence[int], stack: Stack
     UserError where the stack is not possible.
     """
     if stack.chunked:
-        return engine.read_chunked(ids, [engine.start(stack, len(ids), seed)])[0]
+        return engine.read_chunked(ids, [engine.start(stack, len(ids), seed, prefix.row.length or 0)])[0]
     row = engine.compress(prefix, stack, seed)
     return row, prefix.nbytes(stack.needs) + (row.bytes().total if stack.compresses else 0)
 
@@ -90,6 +104,7 @@ def read(engine: Engine, wave: Sequence[Reading], chunk: int) -> list[Read]:
         step = engine.read([out[i].row for i in live], [fed for fed, _ in chunks], [where[wave[i].reference] for i in live])
         for b, i in enumerate(live):
             fed, targets = chunks[b]
+            out[i].compressed += len(targets) * (out[i].row.touched() > 0)
             _record(out[i], step.rows[b], step.grown_bytes[b], len(fed), engine)
             logits_LV = step.logits_BLV[b, : len(fed)]
             _score(out[i], logits_LV, step.logits_BLV[where[wave[i].reference], : len(fed)], targets)
@@ -119,6 +134,8 @@ def _record(out: Read, row: Row, grown: int, fed: int, engine: Engine) -> None:
 
 
 def _score(out: Read, logits_LV: Tensor, reference_LV: Tensor, targets: Sequence[int]) -> None:
+    out.sound &= bool(sound(logits_LV).all())
+    out.reference_sound &= bool(sound(reference_LV).all())
     logp_LV = logits_LV.float().log_softmax(-1)
     wanted = torch.tensor(list(targets), device=logp_LV.device)
     out.nll.append(-logp_LV.gather(1, wanted[:, None])[:, 0])
@@ -127,5 +144,5 @@ def _score(out: Read, logits_LV: Tensor, reference_LV: Tensor, targets: Sequence
         out.agree.append(torch.ones(len(wanted)))
         return
     ref_LV = reference_LV.float().log_softmax(-1)
-    out.kl.append((ref_LV.exp() * (ref_LV - logp_LV)).sum(-1))
+    out.kl.append(divergence(ref_LV, logp_LV))
     out.agree.append((ref_LV.argmax(-1) == logp_LV.argmax(-1)).float())

@@ -80,18 +80,24 @@ def one_line(error: BaseException) -> str:
 
 
 def run_halving(
-    run: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item], failed: Callable[[Item, str, str], Result]
+    run: Callable[[Sequence[Item]], list[Result]],
+    items: Sequence[Item],
+    failed: Callable[[Item, str, str], Result],
+    refused: Callable[[Item, str], Result] | None = None,
 ) -> list[Result]:
     """Run items together; when that fails, for want of memory or for one bad item, run each half by itself.
 
-    An item that fails alone becomes failed(item, one-line reason, traceback).
+    An item that fails alone becomes failed(item, one-line reason, traceback); one that a rule refuses (UserError) becomes
+    refused(item, reason), or fails without a traceback where nothing is given for that.
     """
     try:
         return run(items)
-    except UserError:
-        raise
+    except UserError as error:
+        if len(items) == 1:
+            return [refused(items[0], str(error)) if refused else failed(items[0], str(error), "")]
     except Exception as error:
         if len(items) == 1:
             return [failed(items[0], one_line(error), traceback.format_exc())]
-    middle = len(items) // 2  # outside the handler: the failed attempt's tensors are free again
-    return run_halving(run, items[:middle], failed) + run_halving(run, items[middle:], failed)
+    middle = len(items) // 2  # outside the handlers: the failed attempt's tensors are free again
+    halves = items[:middle], items[middle:]
+    return [one for half in halves for one in run_halving(run, half, failed, refused)]

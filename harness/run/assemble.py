@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from harness.lm.calibrate import ROLES, calibrated
 from harness.lm.deadline import TimedEngine
 from harness.lm.engine import Engine
 from harness.lm.load import LM, ModelSpec, load, outline
-from harness.lm.waves import parse_bytes
+from harness.lm.waves import one_line, parse_bytes
 from harness.paths import user_path
 from harness.run import cells as composed
 from harness.run import identity
@@ -189,8 +190,16 @@ def _check_calibration(cells: Sequence[Cell]) -> None:
 
 
 def _calibrated(cell: Cell, engine: Engine, lm: LM) -> Cell:
-    """A cell whose codecs have their limits; the digest of their table joins its configuration, and so the record's key."""
-    stack = calibrated(cell.stack, engine, lm)
+    """A cell whose codecs have their limits; the digest of their table joins its configuration, and so the record's key.
+
+    Where measuring them fails, for want of time or memory, its records fail, and no other's.
+    """
+    try:
+        stack = calibrated(cell.stack, engine, lm)
+    except UserError:
+        raise
+    except Exception as error:
+        return replace(cell, failure=(f"calibration: {one_line(error)}", traceback.format_exc()))
     if stack is cell.stack:
         return cell
     config = copy.deepcopy(cell.config)

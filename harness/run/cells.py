@@ -24,13 +24,17 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class Cell:
-    """One stack at one point, with its resolved configuration."""
+    """One stack at one point, with its resolved configuration.
+
+    failure: why none of its records can be made (one line, traceback), where its calibration failed.
+    """
 
     label: str
     point: dict[str, Any]
     config: dict[str, Any]
     stack: Stack
     spellings: tuple[str, ...] = ()  # what was asked for; several where it comes to the same
+    failure: tuple[str, str] | None = None
 
     @property
     def name(self) -> str:

@@ -83,7 +83,7 @@ class LmEvalRunner:
                 while bundle := list(islice(free, BUNDLE)):
                     recorder.write([self._unread(recorder, one) for one in bundle if not _of(one).requests])
                     asked = [one for one in map(_of, bundle) if one.requests]
-                    stacks = [Asked(requests=w.requests, stack=w.cell.stack, seed=_seed(w), tag=w) for w in asked]
+                    stacks = [Asked(requests=w.requests, stack=w.cell.stack, tag=w) for w in asked]
                     self.service.serve(stacks, done)
             self._results(list(map(_of, works)))
             return recorder.failures
@@ -128,19 +128,23 @@ class LmEvalRunner:
             return (), str(error)
 
     def _unread(self, recorder: Recorder, work: Work) -> Record:
-        return recorder.record(work, status="refused", error=self._encoded(_of(work).document)[1])
+        return recorder.refused(work, self._encoded(_of(work).document)[1])
 
     def _named(self, work: Work) -> dict[str, Any]:
         """What differs from task to task of a group."""
         own = _of(work)
-        return {"task": own.document.task, "metric": self.task.metric, "prompt_sha256": prompt_hash(own.requests)}
+        generates = any(request.kind == "generate_until" for request in own.requests)
+        return {
+            **{"task": own.document.task, "metric": self.task.metric, "prompt_sha256": prompt_hash(own.requests)},
+            "decoding": self.lm.decoding if generates else "",
+        }
 
     def _finish(self, recorder: Recorder, reply: Replied) -> Record:
         work: LmEvalWork = reply.asked.tag
         if reply.status == "failed":
             return recorder.failed(work, reply.error or "", reply.trace)
         if reply.status != "ok":
-            return recorder.record(work, status=reply.status, error=reply.error)
+            return recorder.refused(work, reply.error or "")
         try:
             return recorder.record(work, **(recorder.measured(reply.main) | self._scored(work, reply)))
         except Exception as error:  # a metric of lm-eval that cannot take this answer: the others go on
@@ -152,11 +156,12 @@ class LmEvalRunner:
         responses = [one for one in reply.responses if one is not None]
         judged = judge(task, document, responses, self.task.metric)
         answers = [one.answer for one in reply.served if one.answer]
-        nothing = work.cell.stack.compresses and not reply.touched
+        nothing = reply.nothing
         scored = reply.scored + sum(len(r.target) for r in work.requests)
         metrics = dict(judged.metrics)
-        if reply.scored:
-            metrics["exercised"] = reply.exercised / reply.scored  # of the tokens of whole texts
+        share = reply.exercised / reply.scored if reply.scored else None  # of the tokens of whole texts
+        if share is not None:
+            metrics["exercised"] = share
         return {
             "metric": judged.metric,
             "score": judged.score,
@@ -165,6 +170,7 @@ class LmEvalRunner:
             "higher_is_better": judged.higher_is_better,
             "chance": chance(document, judged, self.vocabulary, scored),
             "metrics": metrics,
+            "compressed_share": share if work.cell.stack.compresses else None,
             "length": judged.length or work.example.length,
             "output": to_output(document, responses),
             "stop_reason": answers[0].stop_reason if answers else None,
@@ -200,10 +206,6 @@ class LmEvalRunner:
 def _of(work: Work) -> LmEvalWork:
     assert isinstance(work, LmEvalWork)
     return work
-
-
-def _seed(work: Work) -> int:
-    return int(work.prompt.sha256[:12], 16)
 
 
 def _file_name(cell: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from harness.kv.shape import ModelShape
-from harness.lm.serve import Served
+from harness.lm.jobs import Served
 from harness.run.cells import Cell
 from harness.run.identity import code_hash, digest, record_key
 from harness.run.store import Store
@@ -85,10 +85,17 @@ class Recorder:
         self.bar.close()
 
     def rounds(self) -> Iterator[Iterator[Work]]:
-        """What to do, as `Store.rounds` hands it out: works of one claim stand together."""
+        """What to do, as `Store.rounds` hands it out: works of one claim stand together; those of a failed cell fail."""
         for free in self.store.rounds(self.works):
-            yield (one for group in free for one in group)
+            yield self._possible(one for group in free for one in group)
             self._show(())
+
+    def _possible(self, works: Iterable[Work]) -> Iterator[Work]:
+        for work in works:
+            if work.cell.failure is None:
+                yield work
+            else:
+                self.write([self.failed(work, *work.cell.failure)])
 
     def write(self, records: Sequence[Record]) -> None:
         """Append records to the store; failures are also remembered for the end."""
@@ -115,25 +122,30 @@ class Recorder:
         self.store.write(file, lambda path: path.write_text(trace, encoding="utf-8"))
         return self.record(work, status="failed", error=naming(line, file))
 
+    def refused(self, work: Work, line: str) -> Record:
+        """A record of what a rule does not allow."""
+        return self.record(work, status="refused", error=line)
+
     def unserved(self, work: Work, served: Served) -> Record:
         """A record of a job that was refused or failed."""
         if served.status == "failed":
             return self.failed(work, served.error or "", served.trace)
-        return self.record(work, status=served.status, error=served.error)
+        return self.refused(work, served.error or "")
 
     def measured(self, served: Served) -> dict[str, Any]:
         """The fields that say what the cache held and what happened to it."""
         row, final, shape = served.row, served.final, self.setup.shape
         assert row is not None
         held = [n for layer in row.held() for n in layer]
-        touched, itemsize = row.touched(), row.itemsize
-        nothing = row.stack.compresses and touched == 0
+        itemsize = row.itemsize
+        nothing = row.stack.compresses and served.touched == 0
         return {
             "status": "not_exercised" if nothing else "ok",
             "error": NOTHING if nothing else None,
             "tokens_seen": row.seen,
             "tokens_kept": sum(held) / len(held),
-            "entries_touched": touched,
+            "entries_touched": served.entries,
+            "rope_length": row.length,
             "codec_info": row.codec_info(),
             "storage": row.storage,
             "layer_budget": row.layer_budget,

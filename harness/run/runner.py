@@ -5,14 +5,14 @@ What is already in the store is not done again.
 
 from __future__ import annotations
 
-import hashlib
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.lm.engine import Engine
+from harness.lm.jobs import Job, Served, lot
 from harness.lm.load import LM
-from harness.lm.serve import Job, Served, Server
+from harness.lm.serve import Server
 from harness.lm.waves import one_line
 from harness.run.cells import Cell
 from harness.run.recorder import Recorder, Setup, Work, works_of
@@ -35,7 +35,11 @@ class Runner:
 
     def recorder(self, works: Sequence[Work]) -> Recorder:
         """What writes these records."""
-        return Recorder(self.task, self.store, self.setup, works)
+        return Recorder(self.task, self.store, self.setup, works, self._told)
+
+    def _told(self, work: Work) -> dict[str, Any]:
+        """How the answer is chosen; choices are scored as they are."""
+        return {} if work.example.choices else {"decoding": self.lm.decoding}
 
     def run(self, works: Sequence[Work]) -> list[str]:
         """Make what is missing, a line for each failure; a wave's records are on disk before the next one starts."""
@@ -58,7 +62,7 @@ class Runner:
             max_new=example.max_new_tokens,
             stop=self._stop(example),
             targets=tuple(tuple(self.lm.tokens.encode(choice)) for choice in example.choices),
-            seed=_lot(first),
+            seed=lot(first),
             tag=work,
         )
 
@@ -98,11 +102,6 @@ class Runner:
         choice = example.choices[max(range(len(sums)), key=sums.__getitem__)]
         score = choose(example, sums)
         return {"output": choice, "score": score.value, "metrics": dict(score.metrics)}
-
-
-def _lot(ids: Sequence[int]) -> int:
-    """The seed of what is compressed: all questions on one context meet the same store, drawn lots included."""
-    return int(hashlib.sha256(repr(tuple(ids)).encode()).hexdigest()[:12], 16)
 
 
 def choose(example: Example, sums: Sequence[float]) -> Score:

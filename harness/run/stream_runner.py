@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,20 +17,28 @@ from harness.kv.cache import Row
 from harness.lm.deadline import limited
 from harness.lm.engine import Engine
 from harness.lm.load import LM
+from harness.lm.logits import IMPOSSIBLE, NEVER, UNSOUND, UNSOUND_FULL
 from harness.lm.serve import needs_of
-from harness.lm.stream import Read, Reading, context_row, read
+from harness.lm.stream import Floats, Read, Reading, context_row, read
 from harness.lm.waves import Forecast, fill, one_line, run_halving
 from harness.run.cells import Cell
-from harness.run.recorder import NOTHING, Recorder, Setup, Work, breakdown, works_of
+from harness.run.recorder import Recorder, Setup, Work, breakdown, works_of
 from harness.run.store import Store
 from harness.stages.stack import Stack
 from harness.types import Example, Record, UserError
 from tasks.stream import Stream
 
+NOT_READ = (
+    "nothing was compressed before the last token was scored: the stream is not longer than one task.chunk and what the stack "
+    "keeps exactly"
+)
 ONCE = (
     "this stack chooses rows once (phase prefill), which a stream without a context never asks for: legal are "
     "compress.phase=always where its scorer allows it, or task.context > 0"
 )
+
+TOO_LARGE = "it is too large for a number"
+MOST_NATS = 709.0  # e to more is no double
 
 
 class StreamRunner:
@@ -68,7 +75,8 @@ class StreamRunner:
         with self.recorder(works) as recorder:
             for free in recorder.rounds():
                 for wave in fill(self._possible(free, recorder), self._added, self.setup.memory_limit):
-                    recorder.write(run_halving(lambda part: self._wave(part, recorder), wave, recorder.failed))
+                    run = run_halving(lambda part: self._wave(part, recorder), wave, recorder.failed, recorder.refused)
+                    recorder.write(run)
             return recorder.failures
 
     def _possible(self, todo: Iterable[Work], recorder: Recorder) -> Iterator[Work]:
@@ -77,7 +85,7 @@ class StreamRunner:
             try:
                 self._size(work.cell.stack, len(work.prompt.ids))
             except UserError as error:
-                recorder.write([recorder.record(work, status="refused", error=str(error))])
+                recorder.write([recorder.refused(work, str(error))])
             except MemoryError as error:
                 recorder.write([recorder.failed(work, one_line(error), "")])
             else:
@@ -92,6 +100,7 @@ class StreamRunner:
     def _size(self, stack: Stack, total: int) -> int:
         if stack.keep is not None and stack.phase == "prefill" and not self.task.context:
             raise UserError(ONCE)
+        self.engine.check_length(total - 1)
         context = self.task.context or total
         size = self.forecast.row(stack, context, total - self.task.context)
         size += 0 if stack.compresses else self.forecast.prefix(context)
@@ -114,11 +123,11 @@ class StreamRunner:
         prefix = None
         if self.task.context:
             needs = needs_of(one.cell.stack for one in work)
-            prefix = self.engine.prefill(ids[: self.task.context], needs)
+            prefix = self.engine.prefill(ids[: self.task.context], needs, len(ids) - 1)
 
         def row(stack: Stack, seed: int) -> tuple[Row, int]:
             if prefix is None:
-                return self.engine.start(stack, len(ids), seed), 0
+                return self.engine.start(stack, len(ids), seed, len(ids) - 1), 0
             return context_row(self.engine, prefix, ids[: self.task.context], stack, seed)
 
         if work[0].cell.stack.compresses:
@@ -130,26 +139,21 @@ class StreamRunner:
     def _finish(self, recorder: Recorder, reading: Reading, out: Read, wave: int) -> Record:
         work: Work = reading.tag
         nll, row = out.curve("nll"), out.row
-        first = max(self.task.context, 0) + 1
-        scored_text = self.lm.tokens.decode(reading.ids[first:])
-        nothing = row.stack.compresses and row.touched() == 0
+        if not out.sound or np.isinf(nll).any():
+            return recorder.failed(work, NEVER if out.sound else UNSOUND, "")
+        nothing = row.stack.compresses and out.compressed == 0
         held = [n for layer in row.held() for n in layer]
-        ratios = [math.sqrt(num / den) if den else 0.0 for num, den in out.errors.tolist()]
+        metrics, missing = self._metrics(reading, out, nll)
         return recorder.record(
             work,
             status="not_exercised" if nothing else "ok",
-            error=NOTHING if nothing else None,
+            error=NOT_READ if nothing else None,
             score=float(nll.mean()),
             weight=float(len(nll)),
-            metrics={
-                "perplexity": float(np.exp(nll.mean())),
-                "nll_per_byte": float(nll.sum()) / len(scored_text.encode()),
-                "kl_to_full": float(out.curve("kl").mean()),
-                "top1_agreement": float(out.curve("agree").mean()),
-                "attention_error": float(np.mean(ratios)),
-                "scored_tokens": float(len(nll)),
-            }
-            | {f"attention_error_layer_{i}": r for i, r in enumerate(ratios)},
+            metrics=metrics,
+            missing=missing,
+            compressed_share=out.compressed_share if row.stack.compresses else None,
+            rope_length=row.length,
             tokens_seen=row.seen,
             tokens_kept=sum(held) / len(held),
             entries_touched=row.touched(),
@@ -167,7 +171,24 @@ class StreamRunner:
             timings={"wave_s": out.seconds, "wave_rows": float(wave)},
         )
 
-    def _series(self, work: Work, nll: np.ndarray[Any, Any], out: Read) -> str:
+    def _metrics(self, reading: Reading, out: Read, nll: Floats) -> tuple[dict[str, float], dict[str, str]]:
+        """The numbers beside perplexity; and, for those that cannot be had, why."""
+        scored_text = self.lm.tokens.decode(reading.ids[max(self.task.context, 0) + 1 :])
+        ratios = [math.sqrt(num / den) if den else 0.0 for num, den in out.errors.tolist()]
+        found = {
+            "perplexity": math.exp(nll.mean()) if nll.mean() < MOST_NATS else math.inf,
+            "nll_per_byte": float(nll.sum()) / len(scored_text.encode()),
+            "kl_to_full": float(out.curve("kl").mean()),
+            "top1_agreement": float(out.curve("agree").mean()),
+            "attention_error": float(np.mean(ratios)),
+            "scored_tokens": float(len(nll)),
+        } | {f"attention_error_layer_{i}": r for i, r in enumerate(ratios)}
+        against_full = {n for n in found if n.startswith(("kl_", "top1_", "attention_"))}
+        missing = {n: IMPOSSIBLE if n == "kl_to_full" else TOO_LARGE for n, x in found.items() if not math.isfinite(x)}
+        missing |= {n: UNSOUND_FULL for n in against_full if not out.reference_sound}
+        return {name: x for name, x in found.items() if name not in missing}, dict(sorted(missing.items()))
+
+    def _series(self, work: Work, nll: Floats, out: Read) -> str:
         """Write the token-by-token curves beside the records; returns the path relative to the run folder."""
         path = Path("series") / f"{work.key[:16]}.parquet"
         first = len(work.prompt.ids) - len(nll)

@@ -13,7 +13,8 @@ from harness.kv.layer import Part
 from harness.kv.memory import measure, predict
 from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.side import Side
-from harness.lm.engine import Engine, Prefix
+from harness.lm.answers import Prefix
+from harness.lm.engine import Engine
 from harness.stages.budget.amount import Amount
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups

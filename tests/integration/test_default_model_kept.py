@@ -161,7 +161,7 @@ def test_after_every_step(name: str) -> None:
 
 
 def test_answers_under_a_full_budget_are_the_baseline() -> None:
-    from harness.lm.engine import Ask
+    from harness.lm.answers import Ask
 
     prefix = engine().prefill(prose()[:CONTEXT], conf_tree.everything())
     names = [n for n in conf_tree.members("compress") if (s := conf_tree.stack(n)).keep and not s.keys.lossy]

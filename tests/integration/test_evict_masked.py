@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.lm.engine import Engine, Prefix
+from harness.lm.answers import Prefix
+from harness.lm.engine import Engine
 from harness.stages.heads.uniform import Uniform
 from harness.stages.protocols import LayerView
 from harness.stages.stack import Stack

@@ -9,7 +9,8 @@ import torch
 
 from harness.kv.cache import Row
 from harness.kv.memory import predict
-from harness.lm.engine import Engine, Prefix
+from harness.lm.answers import Prefix
+from harness.lm.engine import Engine
 from harness.stages.stack import Stack
 from harness.types import UserError
 from tests import conf_tree, tiny_models

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from harness.kv.cache import Row
-from harness.lm.engine import Answer, Ask, Engine, Prefix
+from harness.lm.answers import Answer, Ask, Prefix
+from harness.lm.engine import Engine
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.tiny_models import ids

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from harness.kv.cache import Row
-from harness.lm.engine import Ask, Engine
+from harness.lm.answers import Ask
+from harness.lm.engine import Engine
 from harness.lm.serve import Job, Served, Server
 from harness.stages.codec.int8 import Int8
 from harness.stages.stack import Stack

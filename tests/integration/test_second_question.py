@@ -10,7 +10,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from harness.lm.engine import Engine, Prefix
+from harness.lm.answers import Prefix
+from harness.lm.engine import Engine
 from harness.lm.serve import Job, Served, Server
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack

@@ -1,0 +1,79 @@
+"""How far a model's positions reach, and angles that depend on a text's length held at one length per text.
+
+It knows no store and no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.kv.rope import moves
+
+_CACHED = "max_seq_len_cached"  # how long a text the angles of dynamic NTK were last computed for
+
+
+def learned_positions(model: PreTrainedModel) -> int | None:
+    """Positions of a learned table (GPT-2, OPT); None where positions are computed and a text may go on past them."""
+    decoder = model.get_decoder()
+    words = model.get_input_embeddings()
+    tables = [
+        table
+        for name, table in decoder.named_modules()
+        if isinstance(table, torch.nn.Embedding) and table is not words and ("pos" in name or name.endswith("wpe"))
+    ]
+    most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return min([table.num_embeddings for table in tables] + ([int(most)] if most else [])) if tables else None
+
+
+def moving_rotary(model: PreTrainedModel) -> torch.nn.Module | None:
+    """The rotary embedding, where its angles depend on the length of the text (dynamic NTK, longrope)."""
+    rotary = getattr(model.get_decoder(), "rotary_emb", None)
+    return rotary if rotary is not None and moves(model.config.get_text_config(decoder=True)) else None
+
+
+@contextmanager
+def _held(rotary: torch.nn.Module, lengths: Sequence[int]) -> Iterator[None]:
+    own = rotary.forward
+
+    def forward(x: Tensor, position_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for length in set(lengths):
+            _forget(rotary)
+            last = torch.full_like(position_ids[:, :1], length - 1)  # transformers looks at the largest position
+            cos, sin = own(x, torch.cat((position_ids.clamp(max=length - 1), last), 1), **kwargs)
+            found[length] = cos[:, :-1], sin[:, :-1]
+        cos, sin = (torch.stack([found[n][i][b] for b, n in enumerate(lengths)]) for i in (0, 1))
+        return cos, sin
+
+    rotary.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        rotary.forward = own  # type: ignore[method-assign]
+        _forget(rotary)
+
+
+def held(rotary: torch.nn.Module | None, lengths: Sequence[int | None]) -> Any:
+    """A context in which each batch row's angles are those of a text of its own length, whatever is read with it.
+
+    Args:
+        rotary: of `moving_rotary`; None changes nothing.
+        lengths: tokens of the whole text, for every batch row.
+    """
+    if rotary is None:
+        return nullcontext()
+    known = [length for length in lengths if length is not None]
+    assert len(known) == len(lengths), "a model whose rotation depends on the length must be told it"
+    return _held(rotary, known)
+
+
+def _forget(rotary: torch.nn.Module) -> None:
+    """Have dynamic NTK compute its angles anew: it only ever lets them grow."""
+    for name in [name for name in vars(rotary) if name.endswith(_CACHED)]:
+        setattr(rotary, name, 0)

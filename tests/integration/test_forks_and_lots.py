@@ -1,0 +1,114 @@
+"""Choices are rows of their own under a memory limit, and lots are drawn from the compressed tokens alone, whoever asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.lm import lm_eval_model
+from harness.lm.engine import Engine
+from harness.lm.jobs import Job, Served
+from harness.lm.lm_eval_requests import Request, Window
+from harness.lm.lm_eval_serve import Asked, LmEvalService, Replied
+from harness.lm.serve import Server
+from harness.lm.waves import MOST_ROWS
+from harness.stages.stack import Stack
+from tests import conf_tree, tiny_models
+from tests.lm_eval_tasks import ANSWER, CHOICE, TEXT, write
+from tests.running import run
+from tests.tiny_models import ids
+
+RANDOM = Stack(keep=conf_tree.keep("random", 12), phase="prefill")
+
+
+class Noting(Engine):
+    """Notes how many rows were scored at once."""
+
+    def score(self, rows: Sequence[Any], *more: Any) -> list[Any]:
+        self.most = max(getattr(self, "most", 0), len(rows))
+        return super().score(rows, *more)
+
+
+def served(engine: Engine, jobs: list[Job], limit: int) -> list[Served]:
+    found: list[Served] = []
+    Server(engine, limit).serve(jobs, found.extend)
+    return found
+
+
+def test_every_choice_is_a_row_under_the_limit() -> None:
+    """The kind: a request that forks into several rows once counted as one."""
+    engine = Noting(tiny_models.tiny("llama"), torch.float32)
+    choices = tuple((5 + i, 6, 7) for i in range(8))
+    jobs = [Job(prefix=tuple(ids(40, seed=i)), stack=Stack(), held=(5,), targets=choices, tag=i) for i in range(6)]
+    server = Server(engine, 1 << 40)
+    one = replaced(jobs[0], choices[:1])
+    single, all_eight = (server._size(job, 40, 0) for job in (one, jobs[0]))
+    assert all_eight == 8 * single, "a store and the logits of each choice"
+    base = server.forecast.prefix(40)
+    assert {s.status for s in served(engine, jobs, base + 2 * (all_eight + base) + single)} == {"ok"}
+    assert engine.most <= 16
+    (failed, *_) = served(engine, jobs[:1], base + all_eight - 1)
+    assert failed.status == "failed" and "memory_limit" in str(failed.error)
+
+
+def test_a_wave_has_no_more_rows_than_forks_allow() -> None:
+    engine = Noting(tiny_models.tiny("llama"), torch.float32)
+    choices = tuple((5 + i, 6) for i in range(20))
+    jobs = [Job(prefix=tuple(ids(20, seed=i)), stack=Stack(), held=(5,), targets=choices, tag=i) for i in range(5)]
+    assert len(served(engine, jobs, 1 << 40)) == 5
+    assert engine.most == 2 * 20 <= MOST_ROWS
+
+
+def replaced(job: Job, targets: tuple[tuple[int, ...], ...]) -> Job:
+    return Job(prefix=job.prefix, stack=job.stack, held=job.held, targets=targets)
+
+
+def test_lots_follow_the_compressed_tokens_whatever_else_a_document_asks() -> None:
+    """The kind: the seed of a draw came from the whole prompt of a document, and from others on another way in."""
+    engine = tiny_models.engine("llama")
+    context, text = tuple(ids(40)), tuple(ids(90, seed=2))
+    one = Request(kind="loglikelihood", ids=context, target=(5, 6))
+    longer = Request(kind="loglikelihood", ids=tuple(ids(60, seed=1)), target=(7,))
+    whole = Request(kind="loglikelihood_rolling", windows=(Window(text, 89),))
+    answers: list[Any] = []
+    for requests in ((one,), (one, longer), (longer, one), (whole,), (whole, longer)):
+        found: list[Replied] = []
+        LmEvalService(engine, None, 1 << 30).serve([Asked(requests=requests, stack=RANDOM)], found.extend)  # type: ignore[arg-type]
+        (reply,) = found
+        assert reply.status == "ok", reply.error
+        answers.append(reply.responses[requests.index(one if one in requests else whole)])
+    for same in (answers[:3], answers[3:]):
+        logp = [one[0] if isinstance(one, tuple) else one for one in same]
+        assert logp == pytest.approx([logp[0]] * len(logp), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [CHOICE, TEXT, ANSWER])
+def test_a_random_policy_answers_the_same_as_under_lm_evals_own_command(name: str, tmp_path: Path) -> None:
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    folder = write(tmp_path / "tasks", 3)
+    points = "compress.points=[{keep.budget.value: 0.25}]"
+    how = ("model=tiny_llama", "model.device=cpu", "task=lm_eval", f"task.name={name}", f"task.include_path={folder}")
+    found = run(tmp_path / "out", *how, "compress=random", points, "limit=2")
+    mine = sorted((r for r in found if r["stack"] == "random"), key=lambda r: str(r["example_id"]))
+    model = lm_eval_model.KvHarness(model="tiny_llama", compress="random", budget=0.25, **{"model.device": "cpu"})
+    theirs = simple_evaluate(
+        model=model,
+        tasks=[name],
+        task_manager=TaskManager(include_path=str(folder)),
+        limit=2,
+        bootstrap_iters=0,
+        verbosity="ERROR",
+    )
+    samples = {sample["doc_id"]: sample["resps"] for sample in theirs["samples"][name]}  # one for each filter
+    said = [[reply for (reply,) in samples[number]] for number in sorted(samples)]
+    assert len(said) == len(mine) == 2
+    for record, replies in zip(mine, said, strict=True):
+        plain = len(replies) == 1 and isinstance(replies[0], str)
+        assert record["output"] == (replies[0] if plain else json.dumps(replies))
