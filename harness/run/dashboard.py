@@ -23,6 +23,7 @@ from harness.run.dashboard_text import hover, is_stream
 from harness.run.pareto import GROUP, frontier, rank
 from harness.run.point_row import BASE
 from harness.run.points import cells, points
+from harness.run.rows import rows_of
 from harness.run.shown import as_markup, markup
 from harness.types import UserError
 
@@ -61,7 +62,7 @@ def write(
     if not records:
         raise UserError("there are no records to draw")
     ranked = as_markup(rank(points(records)) if ranked is None else ranked)
-    ranked["about"] = [hover(row) for row in ranked.to_dict("records")]
+    ranked["about"] = [hover(row) for row in rows_of(ranked)]
     if curves is not None:
         curves = Curves(frame=as_markup(curves.frame), problems=curves.problems)
     table = looks(ranked["stack"], BASE)

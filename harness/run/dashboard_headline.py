@@ -91,7 +91,7 @@ def _smallest(points: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _nearest(points: pd.DataFrame) -> pd.Series[Any]:
-    return points.loc[_loss(points).sort_values(kind="stable").index[0]]
+    return points.iloc[int(_loss(points).to_numpy().argmin())]
 
 
 def _n(row: pd.Series[Any]) -> str:

@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from harness.run.dashboard_style import INK, layout
-from harness.run.dashboard_text import Row
 from harness.run.point_row import BASE
+from harness.run.rows import Row, rows_of
 from harness.run.units import iec, interval_text, score_text
 
 _ROW, _MOST = 46, 640  # pixels of a row, and of all rows together
@@ -25,7 +25,7 @@ def heat(cells: pd.DataFrame, chosen: str) -> tuple[go.Figure, dict[str, Map]]:
     """(figure, its maps by label): full cache left, the chosen point right, length across and depth down."""
     lengths, depths = sorted(cells["length"].unique()), sorted(cells["depth"].unique())
     rows: dict[str, dict[tuple[float, float], Row]] = defaultdict(dict)
-    for row in cells.to_dict("records"):
+    for row in rows_of(cells):
         rows[row["label"]][row["length"], row["depth"]] = row
     maps = {label: _map(own, lengths, depths) for label, own in rows.items()}
     shown = [BASE if BASE in maps else chosen, chosen]

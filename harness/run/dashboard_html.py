@@ -12,10 +12,11 @@ import pandas as pd
 from harness.run import glossary
 from harness.run.dashboard_figures import panel_title
 from harness.run.dashboard_headline import headline
-from harness.run.dashboard_text import Row, flat, is_stream
+from harness.run.dashboard_text import flat, is_stream
 from harness.run.pareto import GROUP
 from harness.run.point_measures import FIDELITY
 from harness.run.point_row import BASE
+from harness.run.rows import Row, rows_of
 from harness.run.shown import markup
 from harness.run.table import problems
 from harness.run.units import iec, interval_text, mode, score_text, share_text, signed, small
@@ -64,7 +65,7 @@ def _base(panel: pd.DataFrame) -> str:
 def points_table(panel: pd.DataFrame) -> str:
     """All points, sortable by column; frontier rows are bold, and a verdict says on hover what it means."""
     faithful = bool(panel[list(FIDELITY)].notna().any(axis=None))
-    table = [(row, _cells(row, faithful)) for row in panel.sort_values(["bytes_context", "label"]).to_dict("records")]
+    table = [(row, _cells(row, faithful)) for row in rows_of(panel.sort_values(["bytes_context", "label"]))]
     head = "".join(_head(name, cell) for name, cell in table[0][1].items())
     rows = "".join(_row(row, cells) for row, cells in table)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
@@ -130,7 +131,7 @@ def _number(value: float, text: str) -> str:
 def not_drawn(section: pd.DataFrame) -> str:
     """Every point or example that a figure of this section leaves out, by reason, with counts."""
     reasons: dict[str, list[str]] = defaultdict(list)
-    for row in section.to_dict("records"):
+    for row in rows_of(section):
         name = f"{row['label']} ({mode(row)})"
         for text in _absences(row):
             reasons[text].append(name)

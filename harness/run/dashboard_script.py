@@ -165,7 +165,7 @@ function cut(trace, from, to) {
 // a verdict says on hover what the glossary of the page says of it
 function explain() {
   const known = new Map([...document.querySelectorAll('#labels tbody tr')].map(row => [row.cells[1].textContent,
-    `${row.cells[1].textContent}: ${row.cells[2].textContent}. May I trust it? ${row.cells[3].textContent}.`]));
+    `${row.cells[1].textContent}: ${row.cells[2].textContent}. Trust it? ${row.cells[3].textContent}.`]));
   for (const cell of document.querySelectorAll('[data-tip]')) cell.title = known.get(cell.textContent) ?? '';
 }
 function hoverText(numbers) { return numbers.map(n => store.lines[n]).join('<br>'); }

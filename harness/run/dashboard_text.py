@@ -12,8 +12,9 @@ import pandas as pd
 
 from harness.run.glossary import verdict_text
 from harness.run.point_row import BASE
+from harness.run.rows import Row
 from harness.run.shown import markup
-from harness.run.table import Row, problems
+from harness.run.table import problems
 from harness.run.units import iec, interval_text, mode, score_text, share_text, signed, signed_small, small
 from harness.types import BYTE_KINDS
 
@@ -89,7 +90,7 @@ def _fidelity(row: Row) -> list[str]:
 
 def _budget(row: Row) -> str:
     value = "" if math.isnan(row["budget_value"]) else f" {row['budget_value']:g}"
-    named = f"{row['budget_unit']}{value}" if pd.notna(row["budget_unit"]) else f"{value or 'none'}".strip()
+    named: str = f"{row['budget_unit']}{value}" if pd.notna(row["budget_unit"]) else f"{value or 'none'}".strip()
     kept = f"kept {row['tokens_kept']:.0f} of {row['tokens_seen']:.0f} tokens" if row["n"] else "kept –"
     bits = f"  ·  {row['effective_bits']:.2f} bits a kept value" if math.isfinite(row["effective_bits"]) else ""
     chunk = f" (chunks of {row['chunk']:.0f})" if is_stream(row) else ""

@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
     @property
     def text(self) -> str:
-        return f"{self.printed}: {self.meaning}. {self.trust}."
+        return f"{self.printed}: {self.meaning}. Trust it? {self.trust}."
 
 
 VERDICTS: dict[str, Entry] = {

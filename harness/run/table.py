@@ -10,8 +10,8 @@ from __future__ import annotations
 import io
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
@@ -22,11 +22,11 @@ from rich.text import Text
 from harness.run import glossary
 from harness.run.pareto import GROUP
 from harness.run.point_row import BASE, RUN_GROUP
+from harness.run.rows import Row, rows_of
 from harness.run.shown import one_line
 from harness.run.units import iec, interval_text, mode, score_text, share_text, signed, small
 
 WIDTH = 120
-Row: TypeAlias = "Mapping[str, Any] | pd.Series[Any]"
 _NAMED = 8  # points that a note names
 
 
@@ -79,7 +79,7 @@ def _table(group: pd.DataFrame) -> Group:
     for name in ("KV bytes", "of full"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("front", justify="center", no_wrap=True)
-    for row in group.sort_values(["bytes_context", "label"], na_position="last").to_dict("records"):
+    for row in rows_of(group.sort_values(["bytes_context", "label"], na_position="last")):
         table.add_row(*_cells(row), style="dim" if not row["on_frontier"] and row["stack"] != BASE else "")
     return Group(table, _notes_text(_notes(group)), Text(""))
 
@@ -102,7 +102,7 @@ def _notes(group: pd.DataFrame) -> list[str]:
     """What the labels of this table mean, then what a reader of its points has to know; points with one note share a line."""
     lines = [entry.text for entry in _met(group)]
     told: dict[str, list[str]] = defaultdict(list)
-    for row in group.to_dict("records"):
+    for row in rows_of(group):
         if pd.notna(row["score_later"]):
             told[f"first questions {score_text(row['score_first'])}, later ones {score_text(row['score_later'])}."].append(
                 row["label"]
@@ -168,7 +168,7 @@ def _contrast_table(group: pd.DataFrame) -> Group:
     table.add_column("McNemar p", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("bytes to it", justify="right", no_wrap=True)
-    for row in group.sort_values(["bytes_context", "label"], na_position="last").to_dict("records"):
+    for row in rows_of(group.sort_values(["bytes_context", "label"], na_position="last")):
         table.add_row(*_contrast_cells(row))
     return Group(table, _notes_text(_contrast_notes(group, against)), Text(""))
 
