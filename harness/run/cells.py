@@ -116,7 +116,7 @@ def _once(found: list[Cell]) -> list[Cell]:
 def _compose(name: str, changes: Sequence[str]) -> DictConfig:
     try:
         composed = hydra.compose("config", overrides=[f"compress={name}", *changes]).compress
-        compress = OmegaConf.create(escaped(OmegaConf.to_container(composed, resolve=True)))
+        compress: DictConfig = OmegaConf.create(escaped(OmegaConf.to_container(composed, resolve=True)))
     except CompositionError as error:
         raise UserError(f"stack {name!r}: {said(error)}") from None
     renamed = next((change for change in changes if key_of(change) == "compress.name"), None)

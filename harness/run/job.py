@@ -14,7 +14,7 @@ from hydra.types import RunMode
 
 from harness.lm.waves import one_line
 from harness.run import outcome
-from harness.run.outcome import Outcome
+from harness.run.outcome import Outcome, Refused
 from harness.run.supervise import TRACE
 from harness.types import UserError
 
@@ -41,7 +41,10 @@ def run(place: Path, work: Callable[[], tuple[Path, int]]) -> Outcome:
     try:
         where, failed = work()
         if failed:
-            status, reason = "failed", f"{failed} records failed or were all refused, see {where}"
+            status, reason = (
+                "failed",
+                f"{failed} records {'were refused' if isinstance(failed, Refused) else 'failed'}, see {where}",
+            )
     except UserError as error:
         status, reason = "failed", str(error)
     except (Exception, SystemExit) as error:  # a method's sys.exit() must not end the jobs that come after it
