@@ -13,11 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.composition import CompositionError, said
+from harness.errors import UserError
 from harness.run import job
 from harness.run.command import check_arguments, execute, is_sweep
 from harness.run.fold import deferred
 from harness.sweep import register
-from harness.types import UserError
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CONF = str(Path(__file__).parents[1] / "conf")

@@ -21,8 +21,8 @@ from typing import IO
 
 from platformdirs import user_cache_dir
 
+from harness.errors import UserError
 from harness.files import alone
-from harness.types import UserError
 from harness.wheel import download, inside, pinned
 
 CACHE_VARIABLE = "KV_HARNESS_CACHE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from harness.types import UserError, require
+from harness.errors import UserError, require
 
 MOST = 96  # bytes of a name: two of them and a digest stay below the 255 of a file system
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"

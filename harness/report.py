@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError
 from harness.files import printable
 from harness.run import dashboard, table
 from harness.run.atomic import replace
@@ -20,7 +21,6 @@ from harness.run.progress import run_folders
 from harness.run.report import newest_manifest
 from harness.run.shards import load_records, read, shards
 from harness.run.sweep_folder import is_sweep
-from harness.types import UserError
 
 
 def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> None:

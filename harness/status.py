@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.errors import UserError
 from harness.files import printable
 from harness.run.progress import RunState, run_folders, state
-from harness.types import UserError
 
 WIDTH = 120
 

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness import report
 from harness.composition import CompositionError, said
+from harness.errors import UserError
 from harness.lm.waves import one_line
 from harness.paths import user_path
 from harness.run import outcome, table
@@ -45,7 +46,6 @@ from harness.run.shards import load_records
 from harness.run.supervise import printed
 from harness.run.sweep_folder import SUMMARY
 from harness.typed import check_types
-from harness.types import UserError
 
 NAMESPACE, OURS = "hydra_plugins", "hydra_plugins.kv_harness"
 LAUNCHERS = ("joblib", "slurm", "submitit_local", "ray")

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from hydra.utils import instantiate
 
-from harness.types import require
+from harness.errors import require
 
 MOST = 1 << 63  # whole numbers stay below: torch takes no more
 TARGET = "_target_"

@@ -13,29 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from harness.errors import require
+
 SCHEMA = 2
 SCHEMAS_READ = (1, 2)  # 1 lacks written_at, writer and attempt
 
 BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "padding", "scratch")
-
-
-class UserError(ValueError):
-    """A request that cannot be run: one line that names the key, the value and what is allowed."""
-
-
-def require(ok: bool, key: str, value: object, allowed: str) -> None:
-    """Refuse a configuration value in one line; the only way the project validates input."""
-    if not ok:
-        raise UserError(f"{key}={value!r} is not possible: {allowed}")
-
-
-def valid(text: str) -> bool:
-    """Whether a text can be written as UTF-8: half of a surrogate pair, as JSON may spell one, cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, kw_only=True)

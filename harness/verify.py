@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError, require
 from harness.files import printable
 from harness.lm.waves import parse_bytes
 from harness.run.assemble import Bench, assemble
@@ -24,7 +25,6 @@ from harness.run.schema import FINAL
 from harness.run.store import Store
 from harness.run.trace_file import bare
 from harness.run.trusted import Builder, check_rest
-from harness.types import UserError, require
 
 Json = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.types import UserError, require, valid
+from harness.errors import UserError, require, valid
 
 
 def whole(value: object, least: int) -> bool:

@@ -19,9 +19,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError, require
 from harness.files import read_text
 from harness.package_data import fetch, fetch_many
-from harness.types import UserError, require
 from tasks.checks import require_valid
 
 _LINE_TAGS = {"br", "p", "li", "ul", "ol", "div"}

@@ -13,7 +13,8 @@ from functools import cached_property
 from statistics import fmean
 from typing import ClassVar
 
-from harness.types import Corpus, Example, Score, Tokens, UserError, require
+from harness.errors import UserError, require
+from harness.types import Corpus, Example, Score, Tokens
 from tasks import scoring
 from tasks.checks import listed, require_bools, require_text, stop_strings, whole
 from tasks.docqa_records import Library, Line, Report, Reports, rivals

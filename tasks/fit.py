@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.types import Example, Tokens, UserError
+from harness.errors import UserError
+from harness.types import Example, Tokens
 
 SIDES = ("refuse", "left", "middle")
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from harness.types import Corpus, Example, Score, Tokens, UserError, require
+from harness.errors import UserError, require
+from harness.types import Corpus, Example, Score, Tokens
 from tasks import echo, scoring
 from tasks.checks import require_bools, require_text, share, stop_strings, whole
 from tasks.fit import SIDES, fitted

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError
 from harness.files import read_text
-from harness.types import UserError
 from tasks.checks import require_valid
 
 

@@ -14,7 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.types import Corpus, Example, Score, Tokens, require
+from harness.errors import require
+from harness.types import Corpus, Example, Score, Tokens
 from tasks.checks import listed, require_bools, whole
 from tasks.lm_eval_load import OTHER_SEED, chat_template, load_tasks
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness.errors import UserError, require
 from harness.remote_code import no_remote_code
-from harness.types import UserError, require
 
 OTHER_SEED = 1234  # lm-eval's own default for numpy, torch and few-shot draws; python's is 0, like ours
 

@@ -11,7 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.types import Corpus, Example, Score, Tokens, UserError, require
+from harness.errors import UserError, require
+from harness.types import Corpus, Example, Score, Tokens
 from tasks import scoring
 from tasks.checks import listed, require_bools, require_text, share, stop_strings, whole
 from tasks.haystack import OFF, Haystack, Prose

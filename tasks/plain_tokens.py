@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.types import Prompt, UserError
+from harness.errors import UserError
+from harness.types import Prompt
 
 
 @dataclass(frozen=True)

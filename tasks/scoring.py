@@ -13,7 +13,8 @@ from functools import lru_cache
 
 import regex
 
-from harness.types import Score, require
+from harness.errors import require
+from harness.types import Score
 
 METRICS = ("contains", "strict", "exact", "f1")
 

@@ -7,7 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.types import Corpus, Example, Score, Tokens, UserError, require
+from harness.errors import UserError, require
+from harness.types import Corpus, Example, Score, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
+from harness.errors import UserError
 from harness.kv.shape import LayerShape, ModelShape
-from harness.types import UserError
 
 FEATURES = {  # settings of a decoder that, where they are set, change what is cached or attended to
     "kv_lora_rank": "latent attention caches are not measured yet",

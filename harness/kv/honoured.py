@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.kv.shape import LayerShape
-from harness.types import UserError
 
 # Settings that our attention follows, or that change nothing of it. Unknown ones are refused, not passed over.
 HONOURED = ("dropout", "is_causal", "sliding_window", "position_ids", "cache", "use_cache")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded, Heads, RowIndex
-from harness.types import UserError
 
 ALL = slice(None)
 

@@ -17,13 +17,13 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.lm.answers import Prefix
 from harness.lm.engine import Engine
 from harness.lm.load import LM
 from harness.package_data import cache_root, once, sha256_of
 from harness.stages.limits import Calibration, Limits
 from harness.stages.stack import Stack
-from harness.types import UserError
 
 FORMAT = 1  # of the table and of how it is measured; part of its address
 FILE = "limits.safetensors"

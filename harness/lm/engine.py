@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from harness.errors import UserError
 from harness.kv.attention import CURRENT, NAME, Forward
 from harness.kv.cache import Row
 from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
@@ -25,7 +26,6 @@ from harness.lm.logits import sound
 from harness.lm.turning import tried
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
-from harness.types import UserError
 
 
 class Engine:

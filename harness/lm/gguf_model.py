@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
-from harness.types import UserError
+from harness.errors import UserError
 
 _CONTROL = 3  # GGUF's token type of special tokens
 _END_OF_TEXT = "<|endoftext|>"  # ends a document where the chat token ends a turn; generation stops on both

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from harness.errors import UserError
 from harness.kv.cache import Row
 from harness.lm.answers import Answer, Scored
 from harness.lm.waves import one_line
 from harness.stages.stack import Stack
-from harness.types import Bytes, UserError
+from harness.types import Bytes
 
 Value = TypeVar("Value")
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from harness.errors import UserError, require
 from harness.lm.lm_eval_model import MODEL, OWN, settings
 from harness.remote_code import no_remote_code
-from harness.types import UserError, require
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,6 +17,7 @@ from lm_eval.api.registry import register_model
 from omegaconf import OmegaConf
 
 from harness.composition import CompositionError, said
+from harness.errors import UserError, require
 from harness.kv.attention import NAME
 from harness.lm.calibrate import calibrated
 from harness.lm.engine import Engine
@@ -26,7 +27,6 @@ from harness.lm.load import ModelSpec, load
 from harness.lm.waves import parse_bytes
 from harness.stages.stack import Stack
 from harness.typed import made
-from harness.types import UserError, require
 
 MODEL = "kv_harness"
 CONF = Path(__file__).parents[2] / "conf"

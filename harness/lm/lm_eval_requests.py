@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.errors import UserError, require
 from harness.lm.tokens import Tokenizer
-from harness.types import UserError, require
 
 MOST_ANSWER = 256  # tokens, where a task sets no max_gen_toks: what lm-eval's hf model takes
 _LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")

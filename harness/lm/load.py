@@ -18,13 +18,13 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from harness.errors import UserError, require
 from harness.lm import sources
 from harness.lm.decoding import decoding
 from harness.lm.random_model import RandomModel
 from harness.lm.sources import Wheel
 from harness.lm.tokens import Tokenizer
 from harness.paths import user_path
-from harness.types import UserError, require
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NEEDED = {"wheel": "wheel", "path": "path", "hub": "repo", "random": "random"}

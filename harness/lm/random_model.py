@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from harness.types import require
+from harness.errors import require
 
 _BOS, _EOS = 256, 257
 _CHAT = (

@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from harness.composition import CompositionError, said
+from harness.errors import UserError, require
 from harness.kv.attention import NAME
 from harness.lm.engine import Engine
 from harness.lm.load import LM, load
@@ -32,7 +33,6 @@ from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Needs, Scorer
 from harness.stages.stack import Stack
 from harness.typed import made
-from harness.types import UserError, require
 
 CONF = Path(__file__).parents[2] / "conf"
 SETTINGS = {"share": float, "tokens": int, "repeats": int, "seed": int, "out": str}

@@ -21,11 +21,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from harness.errors import UserError, require
 from harness.lm import gguf_model
 from harness.lm.random_model import RandomModel
 from harness.package_data import cache_root, fetch, once, sha256_of
 from harness.paths import require_names, user_path
-from harness.types import UserError, require
 
 _FORMAT = 1  # of converted directories; raised when a conversion changes what it writes
 _WEIGHTS = ("*.safetensors", "*.bin")

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from harness.errors import UserError
 from harness.kv.memory import predict, solve_budget
 from harness.kv.shape import ModelShape
 from harness.stages.stack import Stack
-from harness.types import UserError
 
 MOST_ROWS = 48  # beyond this a shared step saves nothing more, and a kill loses more work
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 import traceback
 from collections import Counter
@@ -14,74 +13,29 @@ from typing import Any
 
 import torch
 
+from harness.errors import UserError, require
 from harness.kv.attention import NAME
 from harness.kv.compat import shape_of
 from harness.lm.calibrate import ROLES, calibrated
 from harness.lm.deadline import TimedEngine
 from harness.lm.engine import Engine
 from harness.lm.load import LM, ModelSpec, load, outline
-from harness.lm.waves import one_line, parse_bytes
+from harness.lm.waves import one_line
 from harness.paths import user_path
 from harness.run import cells as composed
 from harness.run import identity
 from harness.run.cells import Cell
 from harness.run.lm_eval_runner import LmEvalRunner
+from harness.run.options import Options
 from harness.run.recorder import Setup, Work, samples_of
 from harness.run.runner import Runner
 from harness.run.store import Store
 from harness.run.stream_runner import StreamRunner
-from harness.types import Corpus, Example, Task, UserError, require
+from harness.types import Corpus, Example, Task
 
 RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval": LmEvalRunner}
 NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit")
 Build = Callable[[Any, str], Any]  # from a part's configuration and its name, which a refusal starts with
-
-MOST_SEED = 1 << 63  # torch's generators take no more
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The top-level keys that are plain values, checked.
-
-    Attributes:
-        limit: examples of every seed, None for all.
-        seeds: what examples are drawn with; several are one run, pooled in its tables.
-        memory_limit: bytes of the rows that decode together.
-        time_limit: seconds that a record may take, None for any.
-        redo: make records again that are there.
-    """
-
-    limit: int | None
-    seeds: tuple[int, ...]
-    memory_limit: int
-    time_limit: float | None
-    redo: bool
-    progress: bool
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Options:
-        """UserError names the key that is wrong."""
-        limit, seed, seconds = config["limit"], config["seed"], config.get("time_limit")
-        require(limit is None or (_whole(limit) and limit > 0), "limit", limit, "a positive whole number of examples or null")
-        seeds = seed if isinstance(seed, list) else [seed]
-        fits = bool(seeds) and all(_whole(one) and abs(one) < MOST_SEED for one in seeds) and len(set(seeds)) == len(seeds)
-        require(fits, "seed", seed, "a whole number below 2^63, or a list of different ones")
-        results, progress = config["results_dir"], config["progress"]
-        require(isinstance(results, str) and bool(results.strip()), "results_dir", results, "a folder")
-        require(isinstance(progress, bool), "progress", progress, "true or false")
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        fits = seconds is None or (number and 0 < seconds < math.inf)
-        require(fits, "time_limit", seconds, "a positive number of seconds or null")
-        redo = config.get("redo", False)
-        require(isinstance(redo, bool), "redo", redo, "true or false")
-        return cls(
-            limit=limit,
-            seeds=tuple(seeds),
-            memory_limit=parse_bytes("memory_limit", config["memory_limit"]),
-            time_limit=None if seconds is None else float(seconds),
-            redo=redo,
-            progress=progress,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,10 +205,6 @@ def run_id(spec: ModelSpec, task: Task, config: Mapping[str, Any]) -> str:
 
 def _kind(task: Task) -> str:
     return str(getattr(task, "runner", "question"))
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_heads(found: Sequence[Cell], spec: ModelSpec) -> None:

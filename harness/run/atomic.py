@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.types import UserError
+from harness.errors import UserError
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:

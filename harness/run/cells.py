@@ -14,10 +14,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from harness.composition import CompositionError, said
+from harness.errors import UserError, require
 from harness.run.identity import digest
 from harness.stages.stack import Stack, unused
 from harness.typed import TARGET, escaped, made
-from harness.types import UserError, require
 
 FULL = "full"
 
@@ -140,7 +140,7 @@ def _used(cell: Cell, asked: Sequence[str]) -> Cell:
 def _compose(name: str, changes: Sequence[str]) -> DictConfig:
     try:
         composed = hydra.compose("config", overrides=[f"compress={name}", *changes]).compress
-        compress = OmegaConf.create(escaped(OmegaConf.to_container(composed, resolve=True)))
+        compress: DictConfig = OmegaConf.create(escaped(OmegaConf.to_container(composed, resolve=True)))
     except CompositionError as error:
         raise UserError(f"stack {name!r}: {said(error)}") from None
     renamed = next((change for change in changes if key_of(change) == "compress.name"), None)

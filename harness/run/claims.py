@@ -12,8 +12,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from harness.errors import UserError, require
 from harness.files import LOCKLESS, is_locked, kind, lock, say_once
-from harness.types import UserError, require
 
 FULL = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")

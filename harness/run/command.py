@@ -15,11 +15,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from harness.errors import UserError, require
 from harness.run.again import again
 from harness.run.assemble import assemble, results_folder
 from harness.run.cells import FULL, cells, is_stack_override, key_of
 from harness.run.current import current_records
 from harness.run.notices import notices
+from harness.run.outcome import Refused
 from harness.run.pareto import rank
 from harness.run.points import points
 from harness.run.recorder import Work, asked
@@ -27,7 +29,6 @@ from harness.run.report import write_all
 from harness.run.schema import FINAL
 from harness.run.store import Store
 from harness.run.table import show
-from harness.types import UserError, require
 
 GROUPS = ("model", "corpus", "task", "compress", "experiment")
 TOP = ("stacks", "limit", "seed", "results_dir", "memory_limit", "time_limit", "redo", "progress")
@@ -81,7 +82,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     """Run one configuration. UserError before any model loads where possible.
 
     Returns:
-        (run folder, records that failed; where nothing that was asked for could be made, those that were refused too).
+        (run folder, records that failed; where there are none but nothing that was asked for could be made, those refused).
     """
     _quiet()
     found = cells(cfg, overrides)
@@ -129,12 +130,13 @@ def _show(store: Store[Work], overrides: Sequence[str], failures: Sequence[str])
         hydra = HydraConfig.get() if HydraConfig.initialized() else None
         what = "the same command runs all" if stand else "only what failed runs"
         print(f"{what} again with: {again(overrides, hydra, redo=bool(stand))}")
+    bad: int = status["failed"] + stand
     wanted = [record for record in mine if record["stack"] != FULL] or mine
     refused = sum(record["status"] == "refused" for record in wanted)
     if refused and refused == len(wanted):
         print(f"nothing that was asked for could be made: all {refused} records were refused")
-        return status["failed"] + stand + refused
-    return status["failed"] + stand
+        return bad or Refused(refused)
+    return bad
 
 
 def _quiet() -> None:

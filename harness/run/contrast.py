@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from harness.errors import require
 from harness.run.point_measures import mean, number, ratio
 from harness.run.point_row import RUN_GROUP, Point, Record, compare, configurations, spread
 from harness.run.units import mode
-from harness.types import require
 
 COLUMNS: dict[str, str] = {
     **dict.fromkeys(("run_id", "model", "task"), "string"),

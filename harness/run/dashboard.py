@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.errors import UserError
 from harness.run import dashboard_curves as by_position
 from harness.run import dashboard_figures as figures
 from harness.run import dashboard_html as html
@@ -25,7 +26,6 @@ from harness.run.point_row import BASE
 from harness.run.points import cells, points
 from harness.run.rows import rows_of
 from harness.run.shown import as_markup, markup
-from harness.types import UserError
 
 TITLE = "What each byte of KV cache buys"
 _LEGEND = (

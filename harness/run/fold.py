@@ -14,8 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, Transformer
 from hydra.errors import HydraException
 
+from harness.errors import UserError
 from harness.run.cells import is_stack_override, key_of
-from harness.types import UserError
 
 _WORDS = ("true", "false", "null", "nan", "inf")  # not strings unless quoted
 

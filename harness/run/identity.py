@@ -23,10 +23,10 @@ from harness.paths import folder_name, user_path
 
 PACKAGE = Path(__file__).parents[1]
 KEY_SOURCES = (  # what can change a record; reports, plots, launchers and how records get to disk cannot
-    *("types.py", "stages", "kv", "lm"),
+    *("types.py", "errors.py", "files.py", "remote_code.py", "stages", "kv", "lm"),
     *(
         f"run/{name}.py"
-        for name in ("assemble", "cells", "recorder", "runner", "stream_runner", "lm_eval_runner", "lm_eval_metrics")
+        for name in ("assemble", "cells", "options", "recorder", "runner", "stream_runner", "lm_eval_runner", "lm_eval_metrics")
     ),
 )
 OURS = ("harness.", "tasks.")

@@ -12,11 +12,11 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
+from harness.errors import UserError
 from harness.lm.waves import one_line
 from harness.run import outcome
-from harness.run.outcome import Outcome
+from harness.run.outcome import Outcome, Refused
 from harness.run.supervise import TRACE
-from harness.types import UserError
 
 
 def folder() -> Path | None:
@@ -41,7 +41,10 @@ def run(place: Path, work: Callable[[], tuple[Path, int]]) -> Outcome:
     try:
         where, failed = work()
         if failed:
-            status, reason = "failed", f"{failed} records failed or were all refused, see {where}"
+            status, reason = (
+                "failed",
+                f"{failed} records {'were refused' if isinstance(failed, Refused) else 'failed'}, see {where}",
+            )
     except UserError as error:
         status, reason = "failed", str(error)
     except (Exception, SystemExit) as error:  # a method's sys.exit() must not end the jobs that come after it

@@ -15,9 +15,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from harness.errors import UserError
 from harness.run.again import sources
 from harness.run.supervise import Command
-from harness.types import UserError
 
 
 def need(module: str, launcher: str, extra: str) -> None:

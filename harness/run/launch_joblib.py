@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from harness.errors import require
 from harness.lm.waves import one_line
 from harness.run.launch import CommandLauncher, need
 from harness.run.supervise import Command
-from harness.types import require
 
 
 class JoblibLauncher(CommandLauncher):

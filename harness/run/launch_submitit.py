@@ -13,10 +13,10 @@ from getpass import getuser
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError, require
 from harness.run import outcome
 from harness.run.launch import CommandLauncher, need
 from harness.run.supervise import Command
-from harness.types import UserError, require
 
 CLUSTERS = ("slurm", "local")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
+from harness.errors import require
 from harness.lm.lm_eval_serve import Response
-from harness.types import require
 from tasks.lm_eval import FIRST, Document, Loaded
 
 _LONG = ("doc", "arguments")  # of lm-eval's logged samples: their hashes stay

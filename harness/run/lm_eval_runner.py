@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError, require
 from harness.files import say_once
 from harness.lm.engine import Engine
 from harness.lm.lm_eval_requests import Encoder, Request, generation_limits, prompt_hash
@@ -28,7 +29,7 @@ from harness.run.identity import digest
 from harness.run.lm_eval_metrics import aggregate, chance, from_output, judge, to_output
 from harness.run.recorder import NOTHING, Recorder, Setup, Work, cell_part
 from harness.run.store import Store
-from harness.types import Example, Prompt, Record, UserError, require
+from harness.types import Example, Prompt, Record
 from tasks.lm_eval import FIRST, Document, LmEval
 
 BUNDLE = 4 * MOST_ROWS  # records asked for at once: what is not asked for is free for other writers

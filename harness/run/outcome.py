@@ -32,6 +32,10 @@ class Outcome:
     seconds: float = 0.0
 
 
+class Refused(int):
+    """How many records were refused, in a run that could make none of what was asked for and had no failure."""
+
+
 def start(folder: Path) -> None:
     """Leave a mark that the job began."""
     _write(folder / _STARTED, {"time": time.time(), "host": os.uname().nodename, "pid": os.getpid()})

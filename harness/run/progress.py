@@ -13,13 +13,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError
 from harness.files import kind, read_plain, say_once
 from harness.run.claims import held
 from harness.run.identity import record_key
 from harness.run.schema import manifest_fault
 from harness.run.shards import read
 from harness.run.sweep_folder import is_sweep, runs
-from harness.types import UserError
 
 Json = dict[str, Any]
 

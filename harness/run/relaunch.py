@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.errors import UserError
 from harness.lm.waves import one_line
 from harness.run import outcome
 from harness.run.fold import Job
 from harness.run.outcome import Outcome
-from harness.types import UserError
 
 Launch = Callable[[Sequence[Sequence[str]], int], object]
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError
 from harness.files import kind, open_plain, read_plain, say_once
 from harness.run.schema import FINAL, defaults, record_fault
-from harness.types import SCHEMAS_READ, UserError
+from harness.types import SCHEMAS_READ
 
 Json = dict[str, Any]
 

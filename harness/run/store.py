@@ -20,12 +20,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from harness.errors import UserError
 from harness.files import kind, open_plain, say_once
 from harness.run import atomic
 from harness.run.claims import Claims, is_name, own_folder
 from harness.run.schema import FINAL, MOST_ATTEMPTS
 from harness.run.shards import content, mend, parsed, read, shards
-from harness.types import Record, UserError
+from harness.types import Record
 
 WAIT = 0.5  # seconds between two looks at what other writers are busy with
 TELL = 60.0  # seconds without news from others before a waiting writer says so

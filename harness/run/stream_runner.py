@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from harness.errors import UserError
 from harness.kv.cache import Row
 from harness.lm.deadline import limited
 from harness.lm.engine import Engine
@@ -25,7 +26,7 @@ from harness.run.cells import Cell
 from harness.run.recorder import Recorder, Setup, Work, breakdown, works_of
 from harness.run.store import Store
 from harness.stages.stack import Stack
-from harness.types import Example, Record, UserError
+from harness.types import Example, Record
 from tasks.stream import Stream
 
 NOT_READ = (

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.errors import UserError
 from harness.files import kind, read_plain
-from harness.types import UserError
 
 SUMMARY = "sweep.json"
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
+from harness.errors import UserError
 from harness.lm.load import ModelSpec
 from harness.lm.waves import one_line
 from harness.stages.stack import Stack
-from harness.types import Corpus, Task, UserError
+from harness.types import Corpus, Task
 
 Build = Callable[[Mapping[str, Any], str], Any]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from harness.errors import UserError, require
 from harness.stages.budget.amount import Amount
 from harness.stages.budget.uniform import Uniform as UniformLayers
 from harness.stages.heads.uniform import Uniform as UniformHeads
 from harness.stages.protocols import HeadBudget, LayerBudget, LayerView, Needs, Scorer
-from harness.types import UserError, require
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from harness.errors import UserError, require
 from harness.stages.encoded import Heads
-from harness.types import Corpus, UserError, require
+from harness.types import Corpus
 
 
 @dataclass(frozen=True, kw_only=True)

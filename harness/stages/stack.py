@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from harness.errors import UserError, require
 from harness.stages.budget.uniform import Uniform as UniformLayers
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.protocol import Codec
 from harness.stages.heads.uniform import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.protocols import Needs
-from harness.types import UserError, require
 
 PHASES = ("prefill", "chunked", "always", "every_n")
 POSITIONS = ("original", "cache")

@@ -15,7 +15,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from harness.types import Example, UserError, require
+from harness.errors import UserError, require
+from harness.types import Example
 from tasks import scoring
 from tasks.plain_tokens import PlainTokens
 

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")])
 ORDER = (
+    "errors",
     "types",
     "files",
     "remote_code",
@@ -24,7 +25,7 @@ ORDER = (
     "run",
     "command",
 )  # harness/*.py beside them are commands
-TASKS_MAY_SEE = ("types", "files", "remote_code", "package_data")
+TASKS_MAY_SEE = ("types", "errors", "files", "remote_code", "package_data")
 
 
 def room(module: str) -> str | None:

@@ -7,12 +7,12 @@ from functools import lru_cache
 import pytest
 import torch
 
+from harness.errors import UserError
 from harness.kv.cache import Row
 from harness.kv.memory import predict
 from harness.lm.answers import Prefix
 from harness.lm.engine import Engine
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import conf_tree, tiny_models
 from tests.tiny_models import ids
 

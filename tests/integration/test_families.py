@@ -13,11 +13,11 @@ import torch
 import transformers
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
+from harness.errors import UserError
 from harness.kv.compat import forward, shape_of
 from harness.lm.engine import Engine
 from harness.lm.random_model import byte_tokenizer
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import conf_tree
 from tests.integration.test_command import harness, records
 from tests.masked_reference import NAME as REFERENCE

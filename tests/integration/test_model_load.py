@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 from transformers import GenerationConfig
 
+from harness.errors import UserError
 from harness.lm.load import ModelSpec, load
 from harness.lm.random_model import RandomModel
-from harness.types import UserError
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "conf" / "model"

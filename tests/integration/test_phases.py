@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from harness.errors import UserError
 from harness.kv.cache import Row
 from harness.lm.answers import Ask
 from harness.lm.engine import Engine
 from harness.lm.serve import Job, Served, Server
 from harness.stages.codec.int8 import Int8
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import conf_tree, tiny_models
 from tests.oracles import steps
 from tests.recording import keys, queries, recording

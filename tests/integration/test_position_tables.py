@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, OPTConfig, PretrainedConfig
 
+from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.positions import learned_positions
 from harness.lm.engine import Engine
@@ -17,7 +18,6 @@ from harness.lm.lm_eval_requests import Window
 from harness.lm.lm_eval_windows import WindowReader
 from harness.lm.serve import Server
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import conf_tree, tiny_models
 from tests.running import VOCABULARY, on_disk, run
 from tests.tiny_models import build, ids

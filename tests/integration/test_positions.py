@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
+from harness.errors import UserError
 from harness.kv.rope import ropes_of
 from harness.lm.engine import Engine
 from harness.stages.codec.int8 import Int8
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import conf_tree, tiny_models
 from tests.recording import recording
 from tests.tiny_models import FAMILIES, build, ids, tiny_a

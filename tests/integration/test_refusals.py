@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.lm import calibrate
 from harness.lm.deadline import TimeLimitError
 from harness.lm.jobs import Job, Served
@@ -21,7 +22,6 @@ from harness.stages.budget.amount import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Scorer
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import tiny_models
 from tests.running import run
 from tests.tiny_models import ids

@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from harness.errors import UserError
 from harness.run.report import write_all
-from harness.types import UserError
 from tests.record_factory import make, sweep, write_shard
 from tests.stream_factory import stream
 

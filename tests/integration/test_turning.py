@@ -9,9 +9,9 @@ import torch
 import transformers
 from transformers import PretrainedConfig
 
+from harness.errors import UserError
 from harness.lm.engine import Engine
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import conf_tree
 from tests.integration.test_families import SUPPORTED, config
 from tests.integration.test_positions import in_both_modes

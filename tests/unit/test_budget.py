@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from harness.errors import UserError
 from harness.kv.memory import predict
 from harness.kv.shape import LayerShape, ModelShape
 from harness.stages.budget.amount import Amount
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import conf_tree
 from tests.oracles.keep import tokens_of_fraction
 

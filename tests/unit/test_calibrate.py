@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import DynamicCache
 
+from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.compat import forward
 from harness.lm.calibrate import FILE, calibrated, limits, measure
@@ -22,7 +23,6 @@ from harness.stages.codec.int8 import Int8
 from harness.stages.encoded import Heads
 from harness.stages.limits import Calibration
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import conf_tree
 from tests.tiny_models import build, config, engine, ids, tiny_g
 

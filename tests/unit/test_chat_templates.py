@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from harness.errors import UserError
 from harness.lm.random_model import byte_tokenizer
 from harness.lm.tokens import Tokenizer
 from harness.run.notices import notices
-from harness.types import Example, UserError
+from harness.types import Example
 from tasks.lm_eval import LmEval
 from tests import lm_eval_tasks
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.errors import UserError
 from harness.lm.deadline import TimedEngine, TimeLimitError, limited
 from harness.lm.waves import run_halving
 from harness.report import merge
@@ -19,7 +20,6 @@ from harness.run.progress import state
 from harness.run.shards import latest
 from harness.run.store import Store
 from harness.status import main as status_command
-from harness.types import UserError
 from harness.verify import verify
 from tests.record_factory import make, write_shard
 from tests.tiny_models import ids, tiny

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.stages.codec.fixed_scale import FixedScale
 from harness.stages.codec.fp8 import Float8
 from harness.stages.codec.hadamard import Hadamard
@@ -16,7 +17,6 @@ from harness.stages.codec.int8_static import Int8Static
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.codec.kivi import Kivi
 from harness.stages.limits import Calibration, Limits
-from harness.types import UserError
 from tests import conf_tree
 from tests.codec_rows import CODECS, DTYPES, LOSSY, D, encoded, fitted, heads_of, normal, roundtrip
 

@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from harness.types import UserError
+from harness.errors import UserError
 from tasks.corpus import HubText, LocalText, StandardLibrary, Text, plain
 
 ROOT = Path(__file__).parents[2]

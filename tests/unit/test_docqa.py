@@ -17,7 +17,8 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from harness.types import Example, Tokens, UserError
+from harness.errors import UserError
+from harness.types import Example, Tokens
 from tasks import scoring
 from tasks.docqa import DocQA
 from tasks.docqa_records import Library, Line

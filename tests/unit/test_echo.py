@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.types import Example, UserError
+from harness.errors import UserError
+from harness.types import Example
 from tasks import echo
 from tasks.hub_qa import HubQA
 from tasks.jsonl import JsonLines

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import UserError
 from harness.package_data import fetch, fetch_many, once
-from harness.types import UserError
 
 ROOT = Path(__file__).parents[2]
 MEMBER = "tiny_prose/data/a/story.txt"

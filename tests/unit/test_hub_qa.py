@@ -13,7 +13,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from harness.types import UserError
+from harness.errors import UserError
 from tasks.hub_qa import HubQA
 from tests.byte_tokens import ByteTokens
 

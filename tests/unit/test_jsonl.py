@@ -10,7 +10,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from harness.types import UserError
+from harness.errors import UserError
 from tasks.jsonl import JsonLines
 from tests.byte_tokens import ByteTokens
 

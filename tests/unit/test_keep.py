@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.stages.budget.amount import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Scorer
@@ -20,7 +21,6 @@ from harness.stages.score.random import Random
 from harness.stages.score.recency import Recency
 from harness.stages.score.snapkv import SnapKV
 from harness.stages.score.tova import Tova
-from harness.types import UserError
 from tests import conf_tree
 from tests.kept import kept_rows, same_rows
 from tests.oracles import hand

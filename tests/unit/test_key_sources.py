@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 MAKES_RECORDS = ("harness.run.assemble",)  # what a run, a lost job and verify start from
 # Read by what makes records, and unable to change one: how they get to disk, keys themselves, words and files that are pinned.
 DECIDES_NOTHING = {
-    *(f"harness.run.{name}" for name in ("store", "shards", "claims", "atomic", "identity", "trace_file")),
-    *("harness.composition", "harness.package_data", "harness.paths", "harness.typed"),
+    *(f"harness.run.{name}" for name in ("store", "shards", "schema", "claims", "atomic", "identity", "trace_file")),
+    *("harness.composition", "harness.package_data", "harness.wheel", "harness.paths", "harness.typed"),
 }
 FOLDERS = sorted({path.parent for name in ("stages", "kv", "lm") for path in (ROOT / "harness" / name).rglob("*.py")})
 DECIDING = [

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.kv.layer import Part
 from harness.kv.memory import measure
 from harness.kv.side import Side
@@ -14,7 +15,7 @@ from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Heads, RowIndex
-from harness.types import KV, UserError
+from harness.types import KV
 from tests import conf_tree
 
 D = 32

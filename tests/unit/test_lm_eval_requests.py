@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
+from harness.errors import UserError
 from harness.lm.lm_eval_requests import Encoder, answer_text, generation_limits, stopper
 from harness.lm.random_model import byte_tokenizer
 from harness.lm.tokens import Tokenizer
-from harness.types import UserError
 from tasks.lm_eval import LmEval
 
 BOS, EOS = 256, 257

@@ -11,6 +11,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from harness.errors import UserError
 from harness.lm.load import load
 from harness.run.assemble import assemble
 from harness.run.cells import cells
@@ -22,7 +23,6 @@ from harness.run.recorder import Work
 from harness.run.report import write_all
 from harness.run.shards import load_records
 from harness.run.store import Store
-from harness.types import UserError
 from tests import lm_eval_tasks
 
 CONF = Path(__file__).parents[2] / "conf"

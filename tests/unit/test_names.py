@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import UserError
 from harness.lm.load import ModelSpec
 from harness.lm.sources import Wheel
 from harness.package_data import fetch, fetch_many
@@ -14,7 +15,6 @@ from harness.paths import user_path
 from harness.run.assemble import results_folder, run_folder
 from harness.run.identity import code_hash, run_id
 from harness.stages.heads.head_list import head_list
-from harness.types import UserError
 
 SHA = "0" * 64
 

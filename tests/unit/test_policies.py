@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.errors import UserError
 from harness.stages.protocols import LayerView, Scorer
 from harness.stages.score.chunkkv import ChunkKV
 from harness.stages.score.criticalkv import CriticalKV
@@ -14,7 +15,6 @@ from harness.stages.score.lagkv import LagKV
 from harness.stages.score.scissorhands import Scissorhands
 from harness.stages.score.snapkv import SnapKV
 from harness.stages.score.vatp import Vatp
-from harness.types import UserError
 from tests import conf_tree
 from tests.kept import same_rows
 from tests.oracles import keep as oracle

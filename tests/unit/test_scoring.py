@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.types import UserError
+from harness.errors import UserError
 from tasks import scoring
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.errors import UserError
 from harness.run.identity import code_hash
 from harness.stages.budget.apportion import apportion
 from harness.stages.budget.entropy import Entropy
@@ -23,7 +24,6 @@ from harness.stages.score.h2o import H2O
 from harness.stages.score.recency import Recency
 from harness.stages.score.snapkv import SnapKV
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import conf_tree
 from tests.kept import same_rows
 from tests.oracles import keep as oracle

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.errors import UserError
 from harness.stages.budget.amount import Amount
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.fp8 import Float8
@@ -20,7 +21,6 @@ from harness.stages.score.recency import Recency
 from harness.stages.score.snapkv import SnapKV
 from harness.stages.score.tova import Tova
 from harness.stages.stack import Stack
-from harness.types import UserError
 from tests import conf_tree
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.types import UserError
+from harness.errors import UserError
 from tasks import scoring
 from tasks.corpus import LocalText
 from tasks.docqa import DocQA

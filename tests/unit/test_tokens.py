@@ -9,9 +9,10 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+from harness.errors import UserError
 from harness.lm.random_model import byte_tokenizer
 from harness.lm.tokens import Tokenizer
-from harness.types import Tokens, UserError
+from harness.types import Tokens
 
 BOS, EOS = 256, 257
 TEMPLATE_WITH_BOS = "{{ bos_token }}[U]{{ messages[0]['content'] }}[/U]"

@@ -13,12 +13,12 @@ import pytest
 from hydra.utils import instantiate
 from transformers import AutoTokenizer
 
+from harness.errors import UserError
 from harness.lm.load import ModelSpec, load
 from harness.lm.random_model import RandomModel
 from harness.package_data import fetch, fetch_many
 from harness.remote_code import no_remote_code
 from harness.run.trusted import Builder, check_rest
-from harness.types import UserError
 from harness.verify import verify
 from tests import conf_tree, hostile
 from tests.record_factory import make, write_shard

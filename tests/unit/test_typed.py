@@ -11,9 +11,9 @@ from typing import Any, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
+from harness.errors import UserError
 from harness.run.cells import build
 from harness.typed import TARGET, escaped
-from harness.types import UserError
 from tests.conf_tree import composed, members
 
 GROUPS = ("model", "corpus", "task", "compress", "keep", "layers", "heads", "codec")

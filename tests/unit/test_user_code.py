@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.kv.side import Side
 from harness.run.identity import code_hash
 from harness.stages.budget.amount import Amount
@@ -17,7 +18,7 @@ from harness.stages.codec.int8 import Int8
 from harness.stages.encoded import Encoded
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Scorer, Stats
-from harness.types import Score, UserError
+from harness.types import Score
 
 
 @dataclass(frozen=True, kw_only=True)

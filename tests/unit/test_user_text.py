@@ -13,10 +13,10 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+from harness.errors import UserError
 from harness.lm.load import ModelSpec
 from harness.lm.random_model import byte_tokenizer
 from harness.lm.tokens import Tokenizer
-from harness.types import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 CHATML = "<|im_start|>user\n{{ messages[0]['content'] }}<|im_end|>\n<|im_start|>assistant\n"

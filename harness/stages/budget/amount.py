@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
-from harness.types import require
+from harness.errors import require
 
 UNITS = ("tokens", "fraction", "bytes")
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import torch
 
+from harness.errors import require
 from harness.stages.budget.apportion import apportion
 from harness.stages.protocols import LayerBudget, LayerView, Needs
-from harness.types import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from harness.errors import require
 from harness.stages.budget.apportion import apportion
 from harness.stages.protocols import LayerBudget, LayerView
-from harness.types import require
 
 ROUNDINGS = ("exact", "floor")
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from harness.errors import UserError, require
 from harness.stages.budget.apportion import apportion
 from harness.stages.heads.retrieval import RetrievalHeads
 from harness.stages.protocols import LayerBudget, LayerView
-from harness.types import UserError, require
 
 
 @dataclass(frozen=True, kw_only=True)

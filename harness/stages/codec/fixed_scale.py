@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from harness.errors import UserError, require
 from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Calibration, Limits
 from harness.stages.rounding import keep_finite, round_up
-from harness.types import UserError, require
 
 AXES = ("channel", "head", "tensor")
 SCALES = ("unit", "frozen", "calibrated")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.errors import require
 from harness.stages.codec.fixed_scale import FixedScale
 from harness.stages.codec.packing import head_blocks
-from harness.types import require
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 

@@ -9,11 +9,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from harness.errors import UserError, require
 from harness.stages.codec.packing import head_blocks
 from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.rounding import keep_finite
-from harness.types import UserError, require
 
 
 @dataclass(frozen=True, kw_only=True)

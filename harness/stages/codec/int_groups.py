@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from harness.errors import require
 from harness.stages.codec.packing import WIDTHS, head_blocks, pack, packed_width, unpack
 from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.rounding import keep_finite, round_down, round_up
-from harness.types import require
 
 AXES = ("channel", "token", "head", "tensor")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.errors import require
 from harness.stages.codec.int_groups import IntGroups
-from harness.types import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from harness.errors import require
 from harness.stages.budget.apportion import apportion
 from harness.stages.protocols import HeadBudget
-from harness.types import require
 
 
 @dataclass(frozen=True, kw_only=True)

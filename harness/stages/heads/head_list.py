@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from harness.errors import UserError, require
 from harness.files import read_plain
 from harness.paths import user_path
-from harness.types import UserError, require
 
 PAIRS = "a list of [layer, KV head] pairs of whole numbers, 0 or more"
 

@@ -8,10 +8,10 @@ from fractions import Fraction
 
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.stages.budget.apportion import apportion
 from harness.stages.heads.head_list import head_list
 from harness.stages.protocols import HeadBudget
-from harness.types import UserError
 
 
 @dataclass(frozen=True, kw_only=True)

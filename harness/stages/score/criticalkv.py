@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from harness.errors import require
 from harness.stages.protocols import LayerView
 from harness.stages.score.snapkv import SnapKV
-from harness.types import require
 
 
 @dataclass(frozen=True, kw_only=True)

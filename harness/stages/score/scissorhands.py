@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from harness.errors import require
 from harness.stages.protocols import LayerView, Needs, Scorer
-from harness.types import require
 
 
 @dataclass(frozen=True, kw_only=True)
