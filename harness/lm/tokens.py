@@ -15,9 +15,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from harness.errors import UserError
+from harness.errors import UserError, valid
 from harness.lm.user_text import Ids, UserText
-from harness.types import Prompt, valid
+from harness.types import Prompt
 
 _LEAST_CHARACTERS_PER_TOKEN = 3.5
 _MARK = "MESSAGE-STANDS-HERE"
