@@ -12,12 +12,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.composition import CompositionError, said
+from harness.command import execute
+from harness.configure.arguments import check_arguments, is_sweep
+from harness.configure.hydra_errors import CompositionError, said
 from harness.errors import UserError
-from harness.run import job
-from harness.run.command import check_arguments, execute, is_sweep
-from harness.run.fold import deferred
-from harness.sweep import register
+from harness.sweep import job
+from harness.sweep.fold import deferred
+from harness.sweep.sweeper import register
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CONF = str(Path(__file__).parents[1] / "conf")

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.errors import UserError
-from harness.files import printable
-from harness.run.progress import RunState, run_folders, state
+from harness.files.plain_files import printable
+from harness.records.progress import RunState, run_folders, state
 
 WIDTH = 120
 

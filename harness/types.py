@@ -68,7 +68,7 @@ class Prompt:
 
 @runtime_checkable
 class Tokens(Protocol):
-    """What a task may ask of a tokenizer; `harness.lm.tokens` implements it."""
+    """What a task may ask of a tokenizer; `harness.models.tokenizer` implements it."""
 
     @property
     def max_length(self) -> int | None:

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.configure.arms import Cell
+from harness.configure.trusted import Builder, check_rest
+from harness.engine.batches import parse_bytes
 from harness.errors import UserError, require
-from harness.files import printable
-from harness.lm.waves import parse_bytes
-from harness.run.assemble import Bench, assemble
-from harness.run.cells import Cell
-from harness.run.current import current_records
-from harness.run.progress import manifests
-from harness.run.recorder import Work
-from harness.run.schema import FINAL
-from harness.run.store import Store
-from harness.run.trace_file import bare
-from harness.run.trusted import Builder, check_rest
+from harness.evaluation.assemble import Bench, assemble
+from harness.evaluation.recorder import Work
+from harness.files.plain_files import printable
+from harness.records.current import current_records
+from harness.records.failures import bare
+from harness.records.progress import manifests
+from harness.records.schema import FINAL
+from harness.records.store import Store
 
 Json = dict[str, Any]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError, require
-from harness.files import read_text
-from harness.package_data import fetch, fetch_many
+from harness.files.package_data import fetch, fetch_many
+from harness.files.plain_files import read_text
 from tasks.checks import require_valid
 
 _LINE_TAGS = {"br", "p", "li", "ul", "ol", "div"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
-from harness.files import read_text
+from harness.files.plain_files import read_text
 from tasks.checks import require_valid
 
 

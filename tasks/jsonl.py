@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UserError, require
-from harness.files import read_text
+from harness.files.plain_files import read_text
 from harness.types import Corpus, Example, Score, Tokens
 from tasks import echo, scoring
 from tasks.checks import listed, require_bools, require_valid, share, stop_strings, whole

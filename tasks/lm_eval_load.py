@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from harness.errors import UserError, require
-from harness.remote_code import no_remote_code
+from harness.files.remote_code import no_remote_code
 
 OTHER_SEED = 1234  # lm-eval's own default for numpy, torch and few-shot draws; python's is 0, like ours
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from harness.stages.codec.base import Codec
 from harness.stages.codec.fp8 import Float8
 from harness.stages.codec.hadamard import Hadamard
 from harness.stages.codec.int8_static import Int8Static
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.codec.kivi import Kivi
-from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Limits
 from tests import conf_tree

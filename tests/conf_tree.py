@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from harness.stages.codec.protocol import Codec
+from harness.stages.codec.base import Codec
 from harness.stages.encoded import Heads
 from harness.stages.keep import Keep
 from harness.stages.limits import Limits

@@ -92,11 +92,11 @@ def main() -> None:
     """Load everything that a child would, then run steps in the current directory."""
     from hydra import compose, initialize_config_dir
 
-    import harness.run.command  # noqa: F401
+    import harness.command  # noqa: F401
     from harness.__main__ import CONF
+    from harness.configure.arms import build
     from harness.kv.attention import NAME
-    from harness.lm.load import load
-    from harness.run.cells import build
+    from harness.models.load import load
 
     with initialize_config_dir(CONF, version_base="1.3"):
         load(build(compose("config", overrides=["model=tiny_llama"]).model, "model"), NAME)

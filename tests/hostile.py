@@ -53,9 +53,9 @@ def traps(place: Path) -> dict[str, dict[str, Any]]:
         "torch": {"_target_": "torch.load", "_args_": [pickled], "weights_only": False},
         "joblib": {"_target_": "joblib.load", "_args_": [pickled]},
         "path": {"_target_": "pathlib.Path.write_text", **write},
-        "through us": {"_target_": "harness.package_data.os.system", "_args_": [f"touch '{mark}'"]},
+        "through us": {"_target_": "harness.files.package_data.os.system", "_args_": [f"touch '{mark}'"]},
         "through a stage": {"_target_": "harness.stages.keep.torch.load", "_args_": [pickled], "weights_only": False},
-        "a function of ours": {"_target_": "harness.run.atomic.replace", **write},
+        "a function of ours": {"_target_": "harness.records.atomic.replace", **write},
         "a function of a stage": {
             "_target_": "harness.stages.heads.head_list.head_list",
             "key": "k",
@@ -71,7 +71,7 @@ def traps(place: Path) -> dict[str, dict[str, Any]]:
         },
         "in a list": {"_target_": "harness.stages.codec.int8.Int8", "name": [{"_target_": "os.system", "_args_": ["true"]}]},
         "a module of theirs": {"_target_": "theirs.Trap"},
-        "another slot": {"_target_": "harness.stages.budget.amount.Amount", "unit": "tokens", "value": 4},
+        "another slot": {"_target_": "harness.stages.budget.Amount", "unit": "tokens", "value": 4},
         "no name": {"_target_": 3},
     }
 
@@ -106,8 +106,8 @@ def model_directory(place: Path) -> Path:
 def manifest(**changes: Any) -> dict[str, Any]:
     """A manifest as our invocations write it."""
     config: dict[str, Any] = {
-        "model": {"_target_": "harness.lm.load.ModelSpec", "name": "tiny", "source": "random", "tokenizer": "bytes",
-                  "random": {"_target_": "harness.lm.random_model.RandomModel"}},
+        "model": {"_target_": "harness.models.load.ModelSpec", "name": "tiny", "source": "random", "tokenizer": "bytes",
+                  "random": {"_target_": "harness.models.random_model.RandomModel"}},
         "corpus": {"_target_": "tasks.corpus.StandardLibrary", "name": "stdlib", "licence": "PSF"},
         "task": {"_target_": "tasks.needle.Needle", "lengths": [300]},
         "seed": 0, "limit": None, "memory_limit": "4GiB", "results_dir": "results", "progress": False, "time_limit": None,

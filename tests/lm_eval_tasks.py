@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tasks.lm_eval import Document, LmEval
+from tasks.lm_eval_task import Document, LmEval
 
 CHOICE, CLOZE, TEXT, ANSWER = "local_choice", "local_cloze", "local_text", "local_answer"
 _ANSWER = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]

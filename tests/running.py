@@ -12,9 +12,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 from transformers import PretrainedConfig, PreTrainedModel
 
-from harness.lm.random_model import byte_tokenizer
-from harness.run.command import execute
-from harness.run.shards import load_records
+from harness.command import execute
+from harness.models.random_model import byte_tokenizer
+from harness.records.shards import load_records
 from tests.tiny_models import build
 
 CONF = Path(__file__).parents[1] / "conf"

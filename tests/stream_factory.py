@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.run import dashboard
-from harness.run.curves import curves
-from harness.run.points import points
+from harness.analysis.curves import curves
+from harness.analysis.points import points
+from harness.pages import dashboard
 from tests.record_factory import ROW, make, sha
 
 RUN = "smollm2-stream-5e5e5e5e"

@@ -20,8 +20,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from harness.engine.engine import Engine
 from harness.kv.attention import NAME
-from harness.lm.engine import Engine
 
 VOCABULARY = 128
 WINDOW = 16  # of the sliding layers: shorter than every prompt here

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.kv.statistics import column_sums
-from harness.stages.budget.amount import Amount
+from harness.kv.attention_stats import column_sums
+from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Scorer, Stats
 from tests.kept import kept_rows

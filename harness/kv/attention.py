@@ -16,11 +16,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.kv import honoured
-from harness.kv.layer import Slot
+from harness.kv.attention_stats import column_sums, query_moments
+from harness.kv.head_group import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.kv.side import Side, own
-from harness.kv.statistics import column_sums, query_moments
+from harness.kv.token_store import Side, own
 from harness.stages.protocols import Needs, Stats
 
 NAME = "kv_harness"

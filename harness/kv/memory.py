@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.kv.layer import Part
+from harness.kv.head_group import Part
 from harness.kv.shape import LayerShape, ModelShape
-from harness.kv.side import Side
-from harness.stages.codec.protocol import Codec
+from harness.kv.token_store import Side
+from harness.stages.codec.base import Codec
 from harness.stages.stack import Stack
 from harness.types import Bytes
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.kv.layer import Part
+from harness.kv.head_group import Part
 from harness.kv.rope import LayerRope
 from harness.stages.protocols import LayerView, Stats
 

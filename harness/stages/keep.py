@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError, require
-from harness.stages.budget.amount import Amount
-from harness.stages.budget.uniform import Uniform as UniformLayers
-from harness.stages.heads.uniform import Uniform as UniformHeads
+from harness.stages.budget import Amount
+from harness.stages.heads.uniform_heads import Uniform as UniformHeads
+from harness.stages.layers.uniform_layers import Uniform as UniformLayers
 from harness.stages.protocols import HeadBudget, LayerBudget, LayerView, Needs, Scorer
 
 

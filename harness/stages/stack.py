@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from harness.errors import UserError, require
-from harness.stages.budget.uniform import Uniform as UniformLayers
+from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
-from harness.stages.codec.protocol import Codec
-from harness.stages.heads.uniform import Uniform as UniformHeads
+from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
+from harness.stages.layers.uniform_layers import Uniform as UniformLayers
 from harness.stages.protocols import Needs
 
 PHASES = ("prefill", "chunked", "always", "every_n")

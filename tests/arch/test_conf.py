@@ -9,7 +9,7 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from harness.run.cells import FULL, cells
+from harness.configure.arms import FULL, cells
 from harness.stages.stack import Stack
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -11,7 +11,7 @@ from statistics import median
 
 from measure import engine, prose, setup
 
-from harness.stages.budget.amount import Amount
+from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.score.recency import Recency
 from harness.stages.stack import Stack

@@ -9,7 +9,7 @@ import sys
 
 from measure import best, engine, prose, setup
 
-from harness.lm.stream import Reading, read
+from harness.engine.streams import Reading, read
 
 TOKENS, CHUNK, REPEATS = (int(a) for a in [*sys.argv[1:], *["256", "1", "1"][len(sys.argv) - 1 :]])
 

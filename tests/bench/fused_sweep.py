@@ -9,7 +9,7 @@ import sys
 
 from measure import best, engine, prose, setup
 
-from harness.lm.answers import Ask
+from harness.engine.answers import Ask
 from harness.stages.protocols import Needs
 
 TOKENS, EXAMPLES = (int(a) for a in [*sys.argv[1:], "2048", "3"][:2])

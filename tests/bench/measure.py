@@ -15,10 +15,10 @@ import hydra
 import torch
 from omegaconf import OmegaConf
 
+from harness.configure.arms import Cell, build, cells
+from harness.engine.engine import Engine
 from harness.kv.attention import NAME
-from harness.lm.engine import Engine
-from harness.lm.load import LM, load
-from harness.run.cells import Cell, build, cells
+from harness.models.load import LM, load
 
 CONF = str(Path(__file__).parents[2] / "conf")
 

@@ -8,14 +8,14 @@ from functools import lru_cache
 import pytest
 import torch
 
-from harness.kv.cache import Row
-from harness.kv.layer import Part
+from harness.engine.answers import Prefix
+from harness.engine.engine import Engine
+from harness.kv.head_group import Part
 from harness.kv.memory import measure, predict
+from harness.kv.sequence_cache import Row
 from harness.kv.shape import LayerShape, ModelShape
-from harness.kv.side import Side
-from harness.lm.answers import Prefix
-from harness.lm.engine import Engine
-from harness.stages.budget.amount import Amount
+from harness.kv.token_store import Side
+from harness.stages.budget import Amount
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.encoded import Heads

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import torch
 
+from harness.engine.engine import Engine
 from harness.kv.attention import NAME
-from harness.lm.engine import Engine
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.stack import Stack
 from tests.tiny_models import build, config, ids

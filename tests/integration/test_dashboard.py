@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UserError
-from harness.run import dashboard
-from harness.run.dashboard_style import looks
+from harness.pages import dashboard
+from harness.pages.looks import looks
 from tests.browser import ask, content
 from tests.record_factory import ROW, STACKS, grid, make, perplexity, sweep
 from tests.stream_factory import stream, write_streams

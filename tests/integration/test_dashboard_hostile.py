@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.run import dashboard, table
-from harness.run.contrast import contrasts
-from harness.run.curves import curves
-from harness.run.pareto import rank
-from harness.run.points import points
-from harness.run.shown import markup, one_line
+from harness.analysis.contrast import contrasts
+from harness.analysis.curves import curves
+from harness.analysis.frontier import rank
+from harness.analysis.points import points
+from harness.pages import dashboard, table
+from harness.pages.markup import markup, one_line
 from tests import hostile_texts as hostile
 from tests.browser import ask
 from tests.stream_factory import stream

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.run import dashboard
-from harness.run.dashboard_heat import heat
-from harness.run.pareto import rank
-from harness.run.points import cells, points
+from harness.analysis.frontier import rank
+from harness.analysis.points import cells, points
+from harness.pages import dashboard
+from harness.pages.depth_map import heat
 from tests.browser import ask, content
 from tests.record_factory import ROW, grid, make
 

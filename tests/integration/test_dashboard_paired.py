@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.run import dashboard
-from harness.run.points import points
+from harness.analysis.points import points
+from harness.pages import dashboard
 from tests.browser import ask, content
 from tests.record_factory import sweep
 from tests.stream_factory import stream, write_streams

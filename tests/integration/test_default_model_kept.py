@@ -12,9 +12,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from harness.kv.cache import Row
-from harness.lm.engine import Engine
-from harness.lm.load import load
+from harness.engine.engine import Engine
+from harness.kv.sequence_cache import Row
+from harness.models.load import load
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tests import conf_tree
@@ -161,7 +161,7 @@ def test_after_every_step(name: str) -> None:
 
 
 def test_answers_under_a_full_budget_are_the_baseline() -> None:
-    from harness.lm.answers import Ask
+    from harness.engine.answers import Ask
 
     prefix = engine().prefill(prose()[:CONTEXT], conf_tree.everything())
     names = [n for n in conf_tree.members("compress") if (s := conf_tree.stack(n)).keep and not s.keys.lossy]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hydra.utils import instantiate
 
+from harness.engine.engine import Engine
 from harness.kv.attention import NAME
-from harness.lm.engine import Engine
-from harness.lm.load import load
+from harness.models.load import load
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.stack import Stack
 from tests import conf_tree

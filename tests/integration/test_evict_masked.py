@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.lm.answers import Prefix
-from harness.lm.engine import Engine
-from harness.stages.heads.uniform import Uniform
+from harness.engine.answers import Prefix
+from harness.engine.engine import Engine
+from harness.stages.heads.uniform_heads import Uniform
 from harness.stages.protocols import LayerView
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
@@ -168,7 +168,7 @@ STORES = ("h2o", "knorm", "random", "sink_h2o", "snapkv", "streaming", "tova", "
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STORES)
 def test_default_model(name: str) -> None:
-    from harness.lm.load import load
+    from harness.models.load import load
     from tests.integration.test_model_load import configured
 
     spec = configured("smollm2", kv_dtype="float32")

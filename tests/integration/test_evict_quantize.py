@@ -7,11 +7,11 @@ from functools import lru_cache
 import pytest
 import torch
 
+from harness.engine.answers import Prefix
+from harness.engine.engine import Engine
 from harness.errors import UserError
-from harness.kv.cache import Row
 from harness.kv.memory import predict
-from harness.lm.answers import Prefix
-from harness.lm.engine import Engine
+from harness.kv.sequence_cache import Row
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.tiny_models import ids

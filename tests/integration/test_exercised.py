@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.lm.jobs import Job, Served
-from harness.lm.lm_eval_requests import Window
-from harness.lm.lm_eval_windows import WindowReader
-from harness.lm.serve import Server
+from harness.engine.requests import Job, Served
+from harness.engine.scheduler import Server
+from harness.lm_eval.encoding import Window
+from harness.lm_eval.windows import WindowReader
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.running import run

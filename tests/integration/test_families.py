@@ -13,10 +13,10 @@ import torch
 import transformers
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
+from harness.engine.engine import Engine
 from harness.errors import UserError
 from harness.kv.compat import forward, shape_of
-from harness.lm.engine import Engine
-from harness.lm.random_model import byte_tokenizer
+from harness.models.random_model import byte_tokenizer
 from harness.stages.stack import Stack
 from tests import conf_tree
 from tests.integration.test_command import harness, records

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from harness.lm import lm_eval_model
-from harness.lm.engine import Engine
-from harness.lm.jobs import Job, Served
-from harness.lm.lm_eval_requests import Request, Window
-from harness.lm.lm_eval_serve import Asked, LmEvalService, Replied
-from harness.lm.serve import Server
-from harness.lm.waves import MOST_ROWS
+from harness.engine.batches import MOST_ROWS
+from harness.engine.engine import Engine
+from harness.engine.requests import Job, Served
+from harness.engine.scheduler import Server
+from harness.lm_eval import model as lm_eval_model
+from harness.lm_eval.documents import Asked, LmEvalService, Replied
+from harness.lm_eval.encoding import Request, Window
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.lm_eval_tasks import ANSWER, CHOICE, TEXT, write

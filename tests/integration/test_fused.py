@@ -9,9 +9,9 @@ from functools import lru_cache
 import pytest
 import torch
 
-from harness.kv.cache import Row
-from harness.lm.answers import Answer, Ask, Prefix
-from harness.lm.engine import Engine
+from harness.engine.answers import Answer, Ask, Prefix
+from harness.engine.engine import Engine
+from harness.kv.sequence_cache import Row
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.tiny_models import ids

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.kv import cache
-from harness.kv.cache import Row
-from harness.lm.engine import Engine
-from harness.lm.serve import Job, Served, Server
-from harness.stages.budget.amount import Amount
-from harness.stages.budget.pyramid import Pyramid
+from harness.engine.engine import Engine
+from harness.engine.scheduler import Job, Served, Server
+from harness.kv import sequence_cache as cache
+from harness.kv.sequence_cache import Row
+from harness.stages.budget import Amount
 from harness.stages.keep import Keep
+from harness.stages.layers.pyramid import Pyramid
 from harness.stages.score.h2o import H2O
 from harness.stages.score.snapkv import SnapKV
 from harness.stages.stack import Stack

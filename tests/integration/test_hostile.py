@@ -15,10 +15,10 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from harness import report, status, verify
+from harness.command import execute
 from harness.errors import UserError
-from harness.run.assemble import run_folder
-from harness.run.command import execute
-from harness.run.shards import read
+from harness.evaluation.assemble import run_folder
+from harness.records.shards import read
 from tests import hostile, lm_eval_tasks
 from tests.integration.test_command import ROOT
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from harness.engine.engine import Engine
 from harness.kv.attention import CURRENT
-from harness.kv.cache import Row
 from harness.kv.compat import EntryCache, forward
-from harness.lm.engine import Engine
+from harness.kv.sequence_cache import Row
 from harness.stages.protocols import Needs
 from tests import tiny_models
 from tests.tiny_models import FAMILIES, ids, tiny

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.kv.cache import Row
-from harness.lm.engine import Engine
+from harness.engine.engine import Engine
+from harness.kv.sequence_cache import Row
 from harness.stages.codec.int8 import Int8
 from harness.stages.keep import Keep
 from harness.stages.protocols import Needs

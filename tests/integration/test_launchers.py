@@ -21,7 +21,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.lm.load import load
+from harness.models.load import load
 from tasks.needle import Needle
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from harness.lm.lm_eval_model import KvHarness
-from tasks.lm_eval import Document
+from harness.lm_eval.model import KvHarness
+from tasks.lm_eval_task import Document
 from tests import lm_eval_tasks
 from tests.lm_eval_tasks import ANSWER, CHOICE, CLOZE, TEXT
 
@@ -226,7 +226,7 @@ def test_lm_evals_command_line_runs_a_stack_of_ours(local: Path, run: Path, tmp_
     model = "model=tiny_llama,compress=int8,model.device=cpu"
     arguments = ["run", "--model", "kv_harness", "--model_args", model, "--include_path", str(local), "--limit", "2"]
     tasks = ["--tasks", f"{ANSWER},{CHOICE},{CLOZE},{TEXT}", "--output_path", str(tmp_path)]
-    done = command_line("harness.lm.lm_eval", *arguments, *tasks)
+    done = command_line("harness.lm_eval", *arguments, *tasks)
     assert done.returncode == 0, done.stderr
     found = json.loads(next(tmp_path.rglob("results_*.json")).read_text())
     fused = json.loads(next(run.glob("*/lm_eval-int8.json")).read_text())
@@ -249,7 +249,7 @@ def test_lm_evals_command_line_runs_a_stack_of_ours(local: Path, run: Path, tmp_
 def test_mistakes_on_lm_evals_command_line_end_in_one_line(local: Path, extra: list[str], line: str) -> None:
     model = ["--model", "kv_harness", "--model_args", "model=tiny_llama,model.device=cpu"]
     rest = ["--include_path", str(local), "--tasks", ANSWER, "--limit", "1", *extra]
-    done = command_line("harness.lm.lm_eval", "run", *model, *rest)
+    done = command_line("harness.lm_eval", "run", *model, *rest)
     assert done.returncode == 1
     assert line in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -19,8 +19,8 @@ from omegaconf.errors import MissingMandatoryValue
 from transformers import GenerationConfig
 
 from harness.errors import UserError
-from harness.lm.load import ModelSpec, load
-from harness.lm.random_model import RandomModel
+from harness.models.load import ModelSpec, load
+from harness.models.random_model import RandomModel
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "conf" / "model"
@@ -178,7 +178,7 @@ def test_a_shape_that_cannot_be_is_refused() -> None:
 def outcome(spec: str, tmp_path: Path, **environment: str) -> str:
     """What a fresh process prints of the error, for settings that are read at import."""
     code = (
-        "from harness.lm.load import ModelSpec, load; from harness.types import UserError\n"
+        "from harness.models.load import ModelSpec, load; from harness.types import UserError\n"
         f"try: load({spec})\n"
         "except UserError as error: print(error)"
     )
@@ -203,7 +203,7 @@ def test_a_cached_repository_loads_offline_at_its_commit(tmp_path: Path, directo
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     spec = "ModelSpec(source='hub', repo='org/model', tokenizer='bytes')"
-    code = f"from harness.lm.load import ModelSpec, load\nprint(load({spec}).identity['revision'])"
+    code = f"from harness.models.load import ModelSpec, load\nprint(load({spec}).identity['revision'])"
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, Phi3Config, PretrainedConfig
 
+from harness.engine.engine import Engine
+from harness.engine.requests import Job, Served
+from harness.engine.scheduler import Server
+from harness.engine.streams import Reading, read
 from harness.kv.attention import NAME
 from harness.kv.compat import forward
-from harness.lm.engine import Engine
-from harness.lm.jobs import Job, Served
-from harness.lm.serve import Server
-from harness.lm.stream import Reading, read
 from harness.stages.stack import Stack
 from tests import conf_tree
 from tests.running import VOCABULARY, on_disk, run

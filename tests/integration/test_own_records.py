@@ -13,15 +13,15 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from harness.command import execute
+from harness.configure.arms import cells
+from harness.evaluation.assemble import assemble
+from harness.evaluation.recorder import Work
+from harness.records.current import current_records
+from harness.records.progress import state
+from harness.records.shards import load_records
+from harness.records.store import Store
 from harness.report import merge
-from harness.run.assemble import assemble
-from harness.run.cells import cells
-from harness.run.command import execute
-from harness.run.current import current_records
-from harness.run.progress import state
-from harness.run.recorder import Work
-from harness.run.shards import load_records
-from harness.run.store import Store
 from harness.verify import verify
 from tests import lm_eval_tasks
 

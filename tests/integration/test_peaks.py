@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.lm.engine import Ask, Engine
-from harness.lm.lm_eval_requests import Window
-from harness.lm.lm_eval_windows import WindowReader
-from harness.lm.serve import Job, Served, Server
-from harness.lm.stream import Reading, context_row, read
-from harness.stages.budget.amount import Amount
+from harness.engine.engine import Ask, Engine
+from harness.engine.scheduler import Job, Served, Server
+from harness.engine.streams import Reading, context_row, read
+from harness.lm_eval.encoding import Window
+from harness.lm_eval.windows import WindowReader
+from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.score.h2o import H2O
 from harness.stages.stack import Stack

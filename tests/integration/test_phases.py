@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from harness.engine.answers import Ask
+from harness.engine.engine import Engine
+from harness.engine.scheduler import Job, Served, Server
 from harness.errors import UserError
-from harness.kv.cache import Row
-from harness.lm.answers import Ask
-from harness.lm.engine import Engine
-from harness.lm.serve import Job, Served, Server
+from harness.kv.sequence_cache import Row
 from harness.stages.codec.int8 import Int8
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models

@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import GPT2Config, OPTConfig, PretrainedConfig
 
+from harness.engine.engine import Engine
+from harness.engine.requests import Job, Served
+from harness.engine.scheduler import Server
 from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.positions import learned_positions
-from harness.lm.engine import Engine
-from harness.lm.jobs import Job, Served
-from harness.lm.lm_eval_requests import Window
-from harness.lm.lm_eval_windows import WindowReader
-from harness.lm.serve import Server
+from harness.lm_eval.encoding import Window
+from harness.lm_eval.windows import WindowReader
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.running import VOCABULARY, on_disk, run
@@ -91,7 +91,7 @@ def test_a_stream_past_the_table_is_refused_as_a_question_is(kind: str, tmp_path
 
 
 def test_what_is_measured_once_stays_inside_the_table(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.lm import retrieval_heads
+    from harness.calibrate import retrieval_heads
 
     monkeypatch.setenv("KV_HARNESS_CACHE", str(tmp_path / "cache"))
     here = on_disk(tmp_path / "model", settings(kind))

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
+from harness.engine.engine import Engine
 from harness.errors import UserError
 from harness.kv.rope import ropes_of
-from harness.lm.engine import Engine
 from harness.stages.codec.int8 import Int8
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models

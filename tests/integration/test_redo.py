@@ -12,8 +12,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from harness import status
-from harness.run.command import execute
-from harness.run.shards import load_records
+from harness.command import execute
+from harness.records.shards import load_records
 from harness.verify import verify
 from tests.integration.test_command import ROOT, harness
 

@@ -10,15 +10,15 @@ from typing import ClassVar
 import pytest
 from torch import Tensor
 
+from harness.calibrate import codec_limits as calibrate
+from harness.engine.batches import run_halving
+from harness.engine.requests import Job, Served
+from harness.engine.scheduler import Server
+from harness.engine.time_limit import TimeLimitError
 from harness.errors import UserError
-from harness.lm import calibrate
-from harness.lm.deadline import TimeLimitError
-from harness.lm.jobs import Job, Served
-from harness.lm.lm_eval_requests import Window
-from harness.lm.lm_eval_windows import WindowReader
-from harness.lm.serve import Server
-from harness.lm.waves import run_halving
-from harness.stages.budget.amount import Amount
+from harness.lm_eval.encoding import Window
+from harness.lm_eval.windows import WindowReader
+from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Scorer
 from harness.stages.stack import Stack

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from harness.errors import UserError
-from harness.run.report import write_all
+from harness.pages.run_folder import write_all
 from tests.record_factory import make, sweep, write_shard
 from tests.stream_factory import stream
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.calibrate.retrieval_heads import Calibration, CopyProbe, copy_scores, main, retrieval_heads
+from harness.engine.engine import Engine
 from harness.kv.attention import NAME
-from harness.lm.engine import Engine
-from harness.lm.load import load
-from harness.lm.retrieval_heads import Calibration, CopyProbe, copy_scores, main, retrieval_heads
+from harness.models.load import load
 from tests import conf_tree, tiny_models
 from tests.integration.test_model_load import configured
 from tests.oracles.policies import group_weights

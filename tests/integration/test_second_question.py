@@ -10,9 +10,9 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from harness.lm.answers import Prefix
-from harness.lm.engine import Engine
-from harness.lm.serve import Job, Served, Server
+from harness.engine.answers import Prefix
+from harness.engine.engine import Engine
+from harness.engine.scheduler import Job, Served, Server
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tasks.needle import Needle
@@ -93,7 +93,7 @@ def test_answers_1_2_1_on_one_context() -> None:
 
 @pytest.mark.slow
 def test_answers_1_2_1_on_the_default_model() -> None:
-    from harness.lm.load import load
+    from harness.models.load import load
     from tests.integration.test_model_load import configured
 
     lm = load(configured("smollm2"), "kv_harness")

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.lm.engine import Engine
-from harness.lm.lm_eval_requests import Window
-from harness.lm.lm_eval_windows import WindowReader
-from harness.lm.serve import Job, Served, Server
-from harness.stages.budget.entropy import Entropy
-from harness.stages.codec.protocol import Codec
+from harness.engine.engine import Engine
+from harness.engine.scheduler import Job, Served, Server
+from harness.lm_eval.encoding import Window
+from harness.lm_eval.windows import WindowReader
+from harness.stages.codec.base import Codec
 from harness.stages.encoded import Encoded
 from harness.stages.keep import Keep
+from harness.stages.layers.entropy import Entropy
 from harness.stages.protocols import LayerView, Needs, Scorer
 from harness.stages.score.knorm import KeyNorm
 from harness.stages.stack import Stack

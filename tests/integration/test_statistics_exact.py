@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.kv import statistics
-from harness.kv.statistics import column_sums
-from harness.lm.engine import Engine
+from harness.engine.engine import Engine
+from harness.kv import attention_stats as statistics
+from harness.kv.attention_stats import column_sums
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 import torch
 
+from harness.engine.engine import Engine
+from harness.engine.streams import Read, Reading, read
 from harness.kv.compat import forward
-from harness.lm.engine import Engine
-from harness.lm.stream import Read, Reading, read
-from harness.stages.budget.amount import Amount
+from harness.stages.budget import Amount
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.keep import Keep
 from harness.stages.score.h2o import H2O

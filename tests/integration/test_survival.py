@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from harness.run.points import points
-from harness.run.shards import load_records
+from harness.analysis.points import points
+from harness.records.shards import load_records
 from tests.integration.test_command import ROOT, harness
 
 EXAMPLES, POINTS, LAYERS = 12, 4, 4

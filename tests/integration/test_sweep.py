@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.records.progress import run_folders
 from harness.report import merge
-from harness.run.progress import run_folders
 from tests.sweeping import Sweep
 
 

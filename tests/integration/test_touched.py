@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.lm.engine import Engine
-from harness.lm.serve import Job, Served, Server
-from harness.run.recorder import Recorder, Setup
+from harness.engine.engine import Engine
+from harness.engine.scheduler import Job, Served, Server
+from harness.evaluation.recorder import Recorder, Setup
+from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
-from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded
 from harness.stages.keep import Choice, Keep
 from harness.stages.protocols import LayerView

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, PretrainedConfig, SmolLM3Config
 
-from harness.lm.engine import Engine
-from harness.lm.serve import Job, Served, Server
-from harness.lm.stream import Reading, context_row, read
-from harness.stages.budget.amount import Amount
+from harness.engine.engine import Engine
+from harness.engine.scheduler import Job, Served, Server
+from harness.engine.streams import Reading, context_row, read
+from harness.stages.budget import Amount
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.keep import Keep

@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers import PretrainedConfig
 
+from harness.engine.engine import Engine
 from harness.errors import UserError
-from harness.lm.engine import Engine
 from harness.stages.stack import Stack
 from tests import conf_tree
 from tests.integration.test_families import SUPPORTED, config

@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, PhiConfig
 
+from harness.engine.engine import Engine
+from harness.engine.logits import UNSOUND, divergence, sound
+from harness.engine.requests import Job, Served
+from harness.engine.scheduler import Server
+from harness.engine.streams import Reading, read
 from harness.kv.attention import NAME
-from harness.lm.engine import Engine
-from harness.lm.jobs import Job, Served
-from harness.lm.lm_eval_requests import Window
-from harness.lm.lm_eval_windows import WindowReader
-from harness.lm.logits import UNSOUND, divergence, sound
-from harness.lm.serve import Server
-from harness.lm.stream import Reading, read
+from harness.lm_eval.encoding import Window
+from harness.lm_eval.windows import WindowReader
 from harness.stages.stack import Stack
 from tests import lm_eval_tasks
 from tests.running import VOCABULARY, on_disk, run

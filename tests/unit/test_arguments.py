@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from harness.configure.arguments import check_arguments
 from harness.errors import UserError
-from harness.run.assemble import Options
-from harness.run.command import check_arguments
+from harness.evaluation.assemble import Options
 
 GOOD: dict[str, Any] = {"limit": None, "seed": 0, "memory_limit": "4GiB", "results_dir": "results", "progress": True}
 BAD = [

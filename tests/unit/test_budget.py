@@ -9,7 +9,7 @@ import pytest
 from harness.errors import UserError
 from harness.kv.memory import predict
 from harness.kv.shape import LayerShape, ModelShape
-from harness.stages.budget.amount import Amount
+from harness.stages.budget import Amount
 from harness.stages.stack import Stack
 from tests import conf_tree
 from tests.oracles.keep import tokens_of_fraction

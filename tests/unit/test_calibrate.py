@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import DynamicCache
 
+from harness.calibrate.codec_limits import FILE, calibrated, limits, measure
+from harness.engine.engine import Engine
 from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.compat import forward
-from harness.lm.calibrate import FILE, calibrated, limits, measure
-from harness.lm.engine import Engine
-from harness.lm.load import LM, ModelSpec, load
+from harness.models.load import LM, ModelSpec, load
 from harness.stages.codec.int8 import Int8
 from harness.stages.encoded import Heads
 from harness.stages.limits import Calibration

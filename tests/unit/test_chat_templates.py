@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from harness.errors import UserError
-from harness.lm.random_model import byte_tokenizer
-from harness.lm.tokens import Tokenizer
-from harness.run.notices import notices
+from harness.evaluation.notices import notices
+from harness.models.random_model import byte_tokenizer
+from harness.models.tokenizer import Tokenizer
 from harness.types import Example
-from tasks.lm_eval import LmEval
+from tasks.lm_eval_task import LmEval
 from tests import lm_eval_tasks
 
 SHOWN = "<|u|>{{ messages[0]['content'] }}<|a|>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.run.runner import choose
+from harness.evaluation.question_runner import choose
 from harness.types import Example
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.engine.batches import run_halving
+from harness.engine.time_limit import TimedEngine, TimeLimitError, limited
 from harness.errors import UserError
-from harness.lm.deadline import TimedEngine, TimeLimitError, limited
-from harness.lm.waves import run_halving
+from harness.records.claims import Claims, held
+from harness.records.progress import state
+from harness.records.shards import latest
+from harness.records.store import Store
 from harness.report import merge
-from harness.run.claims import Claims, held
-from harness.run.progress import state
-from harness.run.shards import latest
-from harness.run.store import Store
 from harness.status import main as status_command
 from harness.verify import verify
 from tests.record_factory import make, write_shard

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.fixed_scale import FixedScale
 from harness.stages.codec.fp8 import Float8
 from harness.stages.codec.hadamard import Hadamard
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
-from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded, RowIndex
 from tests.codec_rows import (
     CODECS,

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from harness import report
+from harness.analysis.contrast import COLUMNS, contrasts
+from harness.analysis.points import points
 from harness.errors import UserError
-from harness.run.contrast import COLUMNS, contrasts
-from harness.run.points import points
 from tests.record_factory import make, perplexity, sha, sweep, write_shard
 from tests.stream_factory import stream
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.run.curves import COLUMNS, Curves, bucket_width, curves
-from harness.run.dashboard_curves import ALL, budgets, of_panel
-from harness.run.pareto import frontier, rank
-from harness.run.points import points
-from harness.run.report import write_all
+from harness.analysis.curves import COLUMNS, Curves, bucket_width, curves
+from harness.analysis.frontier import frontier, rank
+from harness.analysis.points import points
+from harness.pages.curve_figure import ALL, budgets, of_panel
+from harness.pages.run_folder import write_all
 from tests.record_factory import sweep, write_shard
 from tests.stream_factory import document, stream
 

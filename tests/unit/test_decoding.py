@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import GenerationConfig
 
-from harness.lm.decoding import decoding
+from harness.models.decoding import decoding
 from tests.running import VOCABULARY, on_disk, run
 from tests.tiny_models import tiny_a
 

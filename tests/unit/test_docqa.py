@@ -300,7 +300,7 @@ def test_the_yaml_is_the_schema_and_its_defaults() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"swap": True, "chat": True}])
 def test_real_reports_fill_real_lengths(settings: dict[str, Any]) -> None:
-    from harness.lm.tokens import Tokenizer
+    from harness.models.tokenizer import Tokenizer
 
     spec = instantiate(OmegaConf.load(ROOT / "conf/model/smollm2.yaml"))
     tokens = Tokenizer.load(spec.directory(), max_length=8192)

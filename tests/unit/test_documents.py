@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from scipy.stats import binom, permutation_test
 
-from harness.run.clusters import BOOTSTRAP_LEAST, effective_size, sign_flip_p
-from harness.run.points import points
-from harness.run.statistics import TOO_FEW, Sample, difference, estimate, mcnemar_exact, wilson
+from harness.analysis.clusters import BOOTSTRAP_LEAST, effective_size, sign_flip_p
+from harness.analysis.intervals import TOO_FEW, Sample, difference, estimate, mcnemar_exact, wilson
+from harness.analysis.points import points
 from tests.record_factory import make, perplexity
 
 

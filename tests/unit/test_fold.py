@@ -11,9 +11,9 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from harness.configure.arms import Cell, cells
 from harness.errors import UserError
-from harness.run.cells import Cell, cells
-from harness.run.fold import Job, deferred, fold
+from harness.sweep.fold import Job, deferred, fold
 
 CONF = Path(__file__).parents[2] / "conf"
 

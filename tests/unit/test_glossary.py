@@ -6,10 +6,11 @@ import ast
 import inspect
 from pathlib import Path
 
-from harness.run import glossary, statistics, table
-from harness.run.pareto import rank
-from harness.run.point_warnings import WARNINGS
-from harness.run.points import COLUMNS, points
+from harness.analysis import intervals as statistics
+from harness.analysis.frontier import rank
+from harness.analysis.point_warnings import WARNINGS
+from harness.analysis.points import COLUMNS, points
+from harness.pages import glossary, table
 from tests.record_factory import make, sweep
 
 

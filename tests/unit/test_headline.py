@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.run.dashboard_headline import headline
-from harness.run.pareto import rank
-from harness.run.points import points
+from harness.analysis.frontier import rank
+from harness.analysis.points import points
+from harness.pages.headline import headline
 from tests.record_factory import ROW, make, perplexity
 
 

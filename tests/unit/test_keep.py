@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.stages.budget.amount import Amount
+from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Scorer
 from harness.stages.score.h2o import H2O

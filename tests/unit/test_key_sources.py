@@ -8,25 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from harness.run import identity
+from harness.records import keys as identity
 
 ROOT = Path(__file__).parents[2]
-MAKES_RECORDS = ("harness.run.assemble",)  # what a run, a lost job and verify start from
-# Read by what makes records, and unable to change one: how they get to disk, keys themselves, words and files that are pinned.
-DECIDES_NOTHING = {
-    *(f"harness.run.{name}" for name in ("store", "shards", "schema", "claims", "atomic", "identity", "trace_file")),
-    *("harness.composition", "harness.package_data", "harness.wheel", "harness.paths", "harness.typed"),
-}
-FOLDERS = sorted({path.parent for name in ("stages", "kv", "lm") for path in (ROOT / "harness" / name).rglob("*.py")})
+MAKES_RECORDS = ("harness.evaluation.assemble",)  # what a run, a lost job and verify start from
+# Read by what makes records, and unable to change one: how they get to disk, and keys themselves.
+DECIDES_NOTHING = {f"harness.records.{name}" for name in ("store", "shards", "schema", "claims", "atomic", "keys", "failures")}
+ROOMS = ("files", "stages", "kv", "models", "engine", "configure", "calibrate", "lm_eval", "evaluation")
+FOLDERS = sorted({path.parent for name in ROOMS for path in (ROOT / "harness" / name).rglob("*.py")})
 DECIDING = [
-    ROOT / "harness/types.py",
-    *(ROOT / f"harness/run/{name}.py" for name in ("assemble", "cells", "recorder", "runner", "stream_runner")),
-    *(ROOT / f"harness/run/{name}.py" for name in ("lm_eval_runner", "lm_eval_metrics")),
+    *(ROOT / f"harness/{name}.py" for name in ("types", "errors")),
     *(next(path for path in sorted(folder.glob("*.py")) if path.stat().st_size) for folder in FOLDERS),
     ROOT / "tasks/scoring.py",
 ]
 OTHERS = [
-    f"harness/run/{name}.py" for name in ("dashboard", "points", "point_row", "statistics", "table", "report", "launch", "fold")
+    next(str(path.relative_to(ROOT)) for path in sorted((ROOT / "harness" / name).glob("*.py")) if path.stat().st_size)
+    for name in ("records", "analysis", "pages", "sweep")
 ]
 
 
@@ -57,7 +54,7 @@ def test_a_byte_of_what_decides_a_record_changes_its_key(path: Path, copied: Pat
     identity._hash_files.cache_clear()
 
 
-@pytest.mark.parametrize("name", [*OTHERS, "harness/status.py", "harness/sweep.py"])
+@pytest.mark.parametrize("name", [*OTHERS, "harness/status.py", "harness/verify.py"])
 def test_reports_and_launchers_are_in_no_key(name: str, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = hashed(copied, monkeypatch)
     (copied / name).write_text((copied / name).read_text() + "#")

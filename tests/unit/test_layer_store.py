@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.kv.layer import Part
+from harness.kv.head_group import Part
 from harness.kv.memory import measure
-from harness.kv.side import Side
+from harness.kv.token_store import Side
+from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
-from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Heads, RowIndex
 from harness.types import KV
 from tests import conf_tree

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import processors
 
 from harness.errors import UserError
-from harness.lm.lm_eval_requests import Encoder, answer_text, generation_limits, stopper
-from harness.lm.random_model import byte_tokenizer
-from harness.lm.tokens import Tokenizer
-from tasks.lm_eval import LmEval
+from harness.lm_eval.encoding import Encoder, answer_text, generation_limits, stopper
+from harness.models.random_model import byte_tokenizer
+from harness.models.tokenizer import Tokenizer
+from tasks.lm_eval_task import LmEval
 
 BOS, EOS = 256, 257
 

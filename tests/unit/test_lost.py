@@ -11,18 +11,18 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from harness.analysis.points import points
+from harness.command import execute
+from harness.configure.arms import cells
 from harness.errors import UserError
-from harness.lm.load import load
-from harness.run.assemble import assemble
-from harness.run.cells import cells
-from harness.run.command import execute
-from harness.run.lost import WHY, give_up
-from harness.run.points import points
-from harness.run.progress import Stood, state, stood
-from harness.run.recorder import Work
-from harness.run.report import write_all
-from harness.run.shards import load_records
-from harness.run.store import Store
+from harness.evaluation.assemble import assemble
+from harness.evaluation.recorder import Work
+from harness.models.load import load
+from harness.pages.run_folder import write_all
+from harness.records.progress import Stood, state, stood
+from harness.records.shards import load_records
+from harness.records.store import Store
+from harness.sweep.lost import WHY, give_up
 from tests import lm_eval_tasks
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UserError
-from harness.lm.load import ModelSpec
-from harness.lm.sources import Wheel
-from harness.package_data import fetch, fetch_many
-from harness.paths import user_path
-from harness.run.assemble import results_folder, run_folder
-from harness.run.identity import code_hash, run_id
+from harness.evaluation.assemble import results_folder, run_folder
+from harness.files.package_data import fetch, fetch_many
+from harness.files.paths import user_path
+from harness.models.load import ModelSpec
+from harness.models.sources import Wheel
+from harness.records.keys import code_hash, run_id
 from harness.stages.heads.head_list import head_list
 
 SHA = "0" * 64
@@ -68,7 +68,7 @@ def test_the_home_folder_is_meant_in_every_path(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_run_folder_is_inside_the_results(tmp_path: Path) -> None:
-    model = {"_target_": "harness.lm.load.ModelSpec", "name": "../../escaped", "source": "hub", "repo": "org/name"}
+    model = {"_target_": "harness.models.load.ModelSpec", "name": "../../escaped", "source": "hub", "repo": "org/name"}
     task = {"_target_": "tasks.stream.Stream"}
     plain = {"limit": None, "seed": 0, "memory_limit": "4GiB", "progress": False, "results_dir": str(tmp_path / "results")}
     folder = run_folder({"model": model, "task": task, **plain})

@@ -322,7 +322,7 @@ def test_the_yaml_is_the_schema_and_its_defaults() -> None:
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_on_the_real_tokenizer_and_prose(kind: str, chat: bool) -> None:
-    from harness.lm.tokens import Tokenizer
+    from harness.models.tokenizer import Tokenizer
 
     spec = instantiate(OmegaConf.load(ROOT / "conf/model/smollm2.yaml"))
     tokens = Tokenizer.load(spec.directory(), max_length=spec.max_length)
@@ -340,7 +340,7 @@ def test_exact_on_a_tokenizer_that_puts_a_space_before_whatever_starts(length: i
     from tokenizers import decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    from harness.lm.tokens import Tokenizer
+    from harness.models.tokenizer import Tokenizer
 
     core = Core(models.BPE(unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")

@@ -9,9 +9,9 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from harness.run.cells import Cell, cells
-from harness.run.command import execute
-from harness.run.shards import load_records
+from harness.command import execute
+from harness.configure.arms import Cell, cells
+from harness.records.shards import load_records
 from harness.stages.stack import Stack, unused
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -9,9 +9,9 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from harness.configure.arguments import check_arguments
+from harness.configure.arms import Cell, cells
 from harness.errors import UserError
-from harness.run.cells import Cell, cells
-from harness.run.command import check_arguments
 
 CONF = Path(__file__).parents[2] / "conf"
 

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.run.dashboard_paired import of_section, shown
-from harness.run.dashboard_style import legend_height, looks
-from harness.run.pareto import rank
-from harness.run.points import points
-from harness.run.units import signed_small
+from harness.analysis.frontier import rank
+from harness.analysis.points import points
+from harness.pages.looks import legend_height, looks
+from harness.pages.paired_view import of_section, shown
+from harness.pages.units import signed_small
 from tests.record_factory import ROW, answer, grid, make, perplexity
 from tests.stream_factory import stream
 

@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from harness.run.pareto import frontier, hypervolume, non_dominated, rank
-from harness.run.points import points
+from harness.analysis.frontier import frontier, hypervolume, non_dominated, rank
+from harness.analysis.points import points
 from tests.record_factory import make, perplexity, sweep
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from harness.run import dashboard, table
-from harness.run.pareto import rank
-from harness.run.points import points
+from harness.analysis.frontier import rank
+from harness.analysis.points import points
+from harness.pages import dashboard, table
 from tests.record_factory import grid, make
 
 

@@ -8,10 +8,10 @@ import math
 import pandas as pd
 import pytest
 
+from harness.analysis.frontier import rank
+from harness.analysis.points import CELL_COLUMNS, COLUMNS, cells, points
 from harness.errors import UserError
-from harness.run.pareto import rank
-from harness.run.points import CELL_COLUMNS, COLUMNS, cells, points
-from harness.run.shards import load_records
+from harness.records.shards import load_records
 from tests.record_factory import ROW, answer, grid, make, perplexity, sha, split, sweep, write_shard
 
 

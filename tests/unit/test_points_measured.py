@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from harness.run import table
-from harness.run.pareto import frontier, rank
-from harness.run.points import cells, points
+from harness.analysis.frontier import frontier, rank
+from harness.analysis.points import cells, points
+from harness.pages import table
 from tests.record_factory import make, perplexity
 
 

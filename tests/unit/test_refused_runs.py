@@ -11,12 +11,12 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from harness import verify
+from harness.command import execute
 from harness.errors import UserError
-from harness.run import job, outcome
-from harness.run.command import execute
-from harness.run.fold import Job
-from harness.run.outcome import Outcome
-from harness.run.relaunch import run_all
+from harness.sweep import job, outcome
+from harness.sweep.fold import Job
+from harness.sweep.outcome import Outcome
+from harness.sweep.relaunch import run_all
 from tests.record_factory import make
 
 CONF = Path(__file__).parents[2] / "conf"

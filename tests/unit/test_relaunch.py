@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.run import outcome
-from harness.run.fold import Job
-from harness.run.outcome import Outcome
-from harness.run.relaunch import Ended, run_all
+from harness.sweep import outcome
+from harness.sweep.fold import Job
+from harness.sweep.outcome import Outcome
+from harness.sweep.relaunch import Ended, run_all
 
 ONE, TWO, THREE = (Job((f"seed={n}",)) for n in range(3))
 FOLDED = Job(("seed=9",), (("compress=a",), ("compress=bad",), ("compress=c",)))

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from harness.errors import UserError
-from harness.package_data import once
-from harness.run import store as store_module
-from harness.run.claims import Claims, held
-from harness.run.progress import manifests, state
-from harness.run.shards import latest, load_records, read
-from harness.run.store import Store
+from harness.files.package_data import once
+from harness.records import store as store_module
+from harness.records.claims import Claims, held
+from harness.records.progress import manifests, state
+from harness.records.shards import latest, load_records, read
+from harness.records.store import Store
 from harness.types import Record
 from tests import hostile
 from tests.record_factory import make, write_shard

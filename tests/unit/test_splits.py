@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from harness.errors import UserError
-from harness.run.identity import code_hash
-from harness.stages.budget.apportion import apportion
-from harness.stages.budget.entropy import Entropy
-from harness.stages.budget.pyramid import Pyramid
-from harness.stages.budget.retrieval import RetrievalLayers
+from harness.records.keys import code_hash
+from harness.stages.apportion import apportion
 from harness.stages.heads.adakv import AdaKV
-from harness.stages.heads.retrieval import RetrievalHeads
+from harness.stages.heads.retrieval_split import RetrievalHeads
+from harness.stages.layers.entropy import Entropy
+from harness.stages.layers.pyramid import Pyramid
+from harness.stages.layers.retrieval_layers import RetrievalLayers
 from harness.stages.protocols import LayerView
 from harness.stages.score.h2o import H2O
 from harness.stages.score.recency import Recency

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.errors import UserError
-from harness.stages.budget.amount import Amount
+from harness.stages.budget import Amount
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.fp8 import Float8
 from harness.stages.codec.hadamard import Hadamard

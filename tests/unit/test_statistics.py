@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.run.statistics import (
+from harness.analysis.intervals import (
     Estimate,
     Interval,
     Sample,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.run import table
-from harness.run.pareto import rank
-from harness.run.points import points
-from harness.run.units import iec, share_text
+from harness.analysis.frontier import rank
+from harness.analysis.points import points
+from harness.pages import table
+from harness.pages.units import iec, share_text
 from tests.record_factory import ROW, grid, make, perplexity, sweep
 
 

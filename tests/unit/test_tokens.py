@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as Core
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from harness.errors import UserError
-from harness.lm.random_model import byte_tokenizer
-from harness.lm.tokens import Tokenizer
+from harness.models.random_model import byte_tokenizer
+from harness.models.tokenizer import Tokenizer
 from harness.types import Tokens
 
 BOS, EOS = 256, 257

@@ -13,12 +13,12 @@ import pytest
 from hydra.utils import instantiate
 from transformers import AutoTokenizer
 
+from harness.configure.trusted import Builder, check_rest
 from harness.errors import UserError
-from harness.lm.load import ModelSpec, load
-from harness.lm.random_model import RandomModel
-from harness.package_data import fetch, fetch_many
-from harness.remote_code import no_remote_code
-from harness.run.trusted import Builder, check_rest
+from harness.files.package_data import fetch, fetch_many
+from harness.files.remote_code import no_remote_code
+from harness.models.load import ModelSpec, load
+from harness.models.random_model import RandomModel
 from harness.verify import verify
 from tests import conf_tree, hostile
 from tests.record_factory import make, write_shard
@@ -113,7 +113,7 @@ def test_values_of_a_folder_are_taken_as_they_stand() -> None:
 def test_settings_that_let_code_run_are_the_users_own(tmp_path: Path) -> None:
     """The kind: a setting of ours that has a library run files or generated code."""
     for key, value in {"include_path": str(tmp_path), "unsafe_code": True}.items():
-        config = {"_target_": "tasks.lm_eval.LmEval", "name": "x", key: value}
+        config = {"_target_": "tasks.lm_eval_task.LmEval", "name": "x", key: value}
         with pytest.raises(UserError, match=rf"task\.{key}=.* could run code.*--allow task\.{key}"):
             Builder()(config, "task")
         assert getattr(Builder(frozenset({f"task.{key}"}))(config, "task"), key) == value

@@ -11,9 +11,9 @@ from typing import Any, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
+from harness.configure.arms import build
+from harness.configure.typed import TARGET, escaped
 from harness.errors import UserError
-from harness.run.cells import build
-from harness.typed import TARGET, escaped
 from tests.conf_tree import composed, members
 
 GROUPS = ("model", "corpus", "task", "compress", "keep", "layers", "heads", "codec")

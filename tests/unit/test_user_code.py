@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.kv.side import Side
-from harness.run.identity import code_hash
-from harness.stages.budget.amount import Amount
+from harness.kv.token_store import Side
+from harness.records.keys import code_hash
+from harness.stages.budget import Amount
 from harness.stages.codec.int8 import Int8
 from harness.stages.encoded import Encoded
 from harness.stages.keep import Keep
@@ -79,7 +79,7 @@ def test_a_base_class_outside_the_project_is_part_of_the_key(tmp_path: Path, mon
     (tmp_path / "outer_base.py").write_text("class Base:\n    changed = True\n")
     for name in ("outer_base", "outer_mine"):
         sys.modules.pop(name)
-    from harness.run import identity
+    from harness.records import keys as identity
 
     identity._hash_files.cache_clear()
     assert code_hash(config) != before

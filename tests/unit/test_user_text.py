@@ -14,9 +14,9 @@ from tokenizers import Tokenizer as Core
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from harness.errors import UserError
-from harness.lm.load import ModelSpec
-from harness.lm.random_model import byte_tokenizer
-from harness.lm.tokens import Tokenizer
+from harness.models.load import ModelSpec
+from harness.models.random_model import byte_tokenizer
+from harness.models.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 CHATML = "<|im_start|>user\n{{ messages[0]['content'] }}<|im_end|>\n<|im_start|>assistant\n"

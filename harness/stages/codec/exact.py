@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.stages.codec.protocol import Codec
+from harness.stages.codec.base import Codec
 from harness.stages.encoded import Encoded
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError, require
-from harness.stages.codec.protocol import Codec
+from harness.stages.codec.base import Codec
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Calibration, Limits
 from harness.stages.rounding import keep_finite, round_up

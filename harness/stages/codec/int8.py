@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.stages.codec.protocol import Codec
+from harness.stages.codec.base import Codec
 from harness.stages.encoded import Encoded
 from harness.stages.rounding import keep_finite, round_up
 

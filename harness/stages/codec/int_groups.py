@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from harness.errors import require
+from harness.stages.codec.base import Codec
 from harness.stages.codec.packing import WIDTHS, head_blocks, pack, packed_width, unpack
-from harness.stages.codec.protocol import Codec
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.rounding import keep_finite, round_down, round_up
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import require
-from harness.stages.budget.apportion import apportion
+from harness.stages.apportion import apportion
 from harness.stages.protocols import HeadBudget
 
 

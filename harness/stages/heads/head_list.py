@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from harness.errors import UserError, require
-from harness.files import read_plain
-from harness.paths import user_path
+from harness.files.paths import user_path
+from harness.files.plain_files import read_plain
 
 PAIRS = "a list of [layer, KV head] pairs of whole numbers, 0 or more"
 

@@ -1,0 +1,62 @@
+"""The top-level keys of a configuration that are plain values, checked; nothing is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.engine.batches import parse_bytes
+from harness.errors import require
+
+MOST_SEED = 1 << 63  # torch's generators take no more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The top-level keys that are plain values, checked.
+
+    Attributes:
+        limit: examples of every seed, None for all.
+        seeds: what examples are drawn with; several are one run, pooled in its tables.
+        memory_limit: bytes of the rows that decode together.
+        time_limit: seconds that a record may take, None for any.
+        redo: make records again that are there.
+    """
+
+    limit: int | None
+    seeds: tuple[int, ...]
+    memory_limit: int
+    time_limit: float | None
+    redo: bool
+    progress: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Options:
+        """UserError names the key that is wrong."""
+        limit, seed, seconds = config["limit"], config["seed"], config.get("time_limit")
+        require(limit is None or (_whole(limit) and limit > 0), "limit", limit, "a positive whole number of examples or null")
+        seeds = seed if isinstance(seed, list) else [seed]
+        fits = bool(seeds) and all(_whole(one) and abs(one) < MOST_SEED for one in seeds) and len(set(seeds)) == len(seeds)
+        require(fits, "seed", seed, "a whole number below 2^63, or a list of different ones")
+        results, progress = config["results_dir"], config["progress"]
+        require(isinstance(results, str) and bool(results.strip()), "results_dir", results, "a folder")
+        require(isinstance(progress, bool), "progress", progress, "true or false")
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        fits = seconds is None or (number and 0 < seconds < math.inf)
+        require(fits, "time_limit", seconds, "a positive number of seconds or null")
+        redo = config.get("redo", False)
+        require(isinstance(redo, bool), "redo", redo, "true or false")
+        return cls(
+            limit=limit,
+            seeds=tuple(seeds),
+            memory_limit=parse_bytes("memory_limit", config["memory_limit"]),
+            time_limit=None if seconds is None else float(seconds),
+            redo=redo,
+            progress=progress,
+        )
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

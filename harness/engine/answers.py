@@ -1,0 +1,76 @@
+"""What an engine is asked and what it gives back; everything is token ids, rows of caches and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from harness.kv.sequence_cache import Row
+from harness.stages.protocols import Needs, Stats
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The exact cache of a context, read-only, with the statistics that the stacks asked for, per layer."""
+
+    row: Row
+    stats: tuple[Stats, ...]
+    seconds: float
+
+    def nbytes(self, needs: Needs) -> int:
+        """Bytes that a stack with these needs would hold while the context is read: exact rows and its own statistics."""
+        return self.row.bytes().total + sum(one.only(needs).nbytes for one in self.stats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What one row is fed and when it stops; `stop` sees all generated ids after each one."""
+
+    row: Row
+    held: Sequence[int]
+    max_new: int
+    stop: Callable[[Sequence[int]], bool] = lambda ids: False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Generated ids (an EOS that ended them left out), why they ended, the row afterwards and its largest total bytes.
+
+    touched: entries evicted or stored inexactly in the store that the last token was predicted from.
+    """
+
+    ids: tuple[int, ...]
+    stop_reason: str  # eos | stop | length | unsound: logits that are no distribution
+    row: Row
+    peak: int
+    seconds: float  # of the whole wave
+    touched: int = 0
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Log-probabilities of the target tokens, whether greedy decoding would have given them, and the row afterwards.
+
+    sound: whether all logits that were read were distributions.
+    """
+
+    logp: tuple[float, ...]
+    greedy: bool
+    row: Row
+    peak: int  # bytes with all tokens joined, before any was evicted
+    sound: bool = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows after a chunk, its logits [B, L, V], bytes before eviction, and attention-output errors.
+
+    errors: fp64 [layers, B, 2], for each row |out - reference|^2 and |reference|^2 summed over the chunk.
+    """
+
+    rows: list[Row]
+    logits_BLV: Tensor
+    grown_bytes: list[int]
+    errors: Tensor

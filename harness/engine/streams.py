@@ -1,0 +1,148 @@
+"""Reads token streams through many stacks in lockstep: every document's tokens go to all of its rows, chunk by chunk.
+
+It knows no text and no record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harness.engine.answers import Prefix
+from harness.engine.engine import Engine
+from harness.engine.heap import give_back
+from harness.engine.logits import divergence, sound
+from harness.kv.sequence_cache import Row
+from harness.stages.stack import Stack
+from harness.types import Bytes
+
+TRIM_EVERY = 16  # steps between two times that freed memory is given back
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One document under one stack; `reference` is the index of the wave's reading to compare distributions with."""
+
+    ids: tuple[int, ...]
+    row: Row  # what the stream starts from: empty, or the compressed context
+    reference: int
+    tag: Any = None
+    context_peak: int = 0  # bytes while the context was read and compressed
+
+
+@dataclass
+class Read:
+    """What a reading gave, token by token: negative log-likelihood, KL to the reference, agreement of the top token.
+
+    compressed: tokens that were predicted from a store that had lost something. sound, reference_sound: whether all logits, and
+    those of the reference, were distributions.
+    """
+
+    row: Row
+    nll: list[Tensor] = field(default_factory=list)
+    kl: list[Tensor] = field(default_factory=list)
+    agree: list[Tensor] = field(default_factory=list)
+    byte_tokens: float = 0.0  # sum over chunks of bytes held times tokens fed
+    full_byte_tokens: float = 0.0
+    tokens: int = 0
+    compressed: int = 0
+    sound: bool = True
+    reference_sound: bool = True
+    peak: int = 0
+    most: Bytes = field(default_factory=lambda: Bytes({}, {}))
+    errors: Tensor = field(default_factory=lambda: torch.zeros(()))  # fp64 [layers, 2]: |out - ref|^2, |ref|^2
+    seconds: float = 0.0
+
+    def curve(self, name: str) -> Floats:
+        """A token-by-token series as numbers."""
+        parts: list[Tensor] = getattr(self, name)
+        return torch.cat(parts).float().cpu().numpy() if parts else np.zeros(0, np.float32)
+
+    @property
+    def compressed_share(self) -> float:
+        """Share of the scored tokens that were predicted from a store that had lost something."""
+        return self.compressed / max(self.tokens, 1)
+
+    @property
+    def mean_bytes(self) -> float:
+        """Time mean of the bytes held between chunks."""
+        return self.byte_tokens / max(self.tokens, 1)
+
+    @property
+    def mean_full_bytes(self) -> float:
+        """The same of the uncompressed cache."""
+        return self.full_byte_tokens / max(self.tokens, 1)
+
+
+def context_row(engine: Engine, prefix: Prefix, ids: Sequence[int], stack: Stack, seed: int) -> tuple[Row, int]:
+    """A context under a stack and its peak bytes: the exact prefix compressed, or `ids` read in chunks where it wants that.
+
+    UserError where the stack is not possible.
+    """
+    if stack.chunked:
+        return engine.read_chunked(ids, [engine.start(stack, len(ids), seed, prefix.row.length or 0)])[0]
+    row = engine.compress(prefix, stack, seed)
+    return row, prefix.nbytes(stack.needs) + (row.bytes().total if stack.compresses else 0)
+
+
+def read(engine: Engine, wave: Sequence[Reading], chunk: int) -> list[Read]:
+    """Read all documents of a wave to their ends; ids beyond what a row has seen are fed, each predicting the next."""
+    out = [Read(reading.row, peak=reading.row.bytes().total) for reading in wave]
+    start, steps = time.perf_counter(), 0
+    while live := [i for i, reading in enumerate(wave) if out[i].row.seen < len(reading.ids) - 1]:
+        chunks = [_next(wave[i], out[i].row.seen, chunk) for i in live]
+        where = {i: b for b, i in enumerate(live)}
+        step = engine.read([out[i].row for i in live], [fed for fed, _ in chunks], [where[wave[i].reference] for i in live])
+        for b, i in enumerate(live):
+            fed, targets = chunks[b]
+            out[i].compressed += len(targets) * (out[i].row.touched() > 0)
+            _record(out[i], step.rows[b], step.grown_bytes[b], len(fed), engine)
+            logits_LV = step.logits_BLV[b, : len(fed)]
+            _score(out[i], logits_LV, step.logits_BLV[where[wave[i].reference], : len(fed)], targets)
+            out[i].errors = out[i].errors + step.errors[:, b]
+        steps += 1
+        if steps % TRIM_EVERY == 0:
+            give_back()
+    for one in out:
+        one.seconds = time.perf_counter() - start
+    return out
+
+
+def _next(reading: Reading, seen: int, chunk: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    stop = min(seen + chunk, len(reading.ids) - 1)
+    return reading.ids[seen:stop], reading.ids[seen + 1 : stop + 1]
+
+
+def _record(out: Read, row: Row, grown: int, fed: int, engine: Engine) -> None:
+    out.row = row
+    held = row.bytes()
+    out.byte_tokens += held.total * fed
+    out.full_byte_tokens += engine.shape.full_bytes(row.seen, engine.kv_dtype.itemsize) * fed
+    out.tokens += fed
+    out.peak = max(out.peak, grown)
+    if held.total >= out.most.total:
+        out.most = held
+
+
+def _score(out: Read, logits_LV: Tensor, reference_LV: Tensor, targets: Sequence[int]) -> None:
+    out.sound &= bool(sound(logits_LV).all())
+    out.reference_sound &= bool(sound(reference_LV).all())
+    logp_LV = logits_LV.float().log_softmax(-1)
+    wanted = torch.tensor(list(targets), device=logp_LV.device)
+    out.nll.append(-logp_LV.gather(1, wanted[:, None])[:, 0])
+    if logits_LV is reference_LV or logits_LV.data_ptr() == reference_LV.data_ptr():
+        out.kl.append(torch.zeros(len(wanted)))
+        out.agree.append(torch.ones(len(wanted)))
+        return
+    ref_LV = reference_LV.float().log_softmax(-1)
+    out.kl.append(divergence(ref_LV, logp_LV))
+    out.agree.append((ref_LV.argmax(-1) == logp_LV.argmax(-1)).float())

@@ -1,0 +1,219 @@
+"""From a resolved configuration to a loaded model, its task, its examples and a runner; it writes nothing and runs nothing."""
+
+from __future__ import annotations
+
+import copy
+import os
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.calibrate.codec_limits import ROLES, calibrated
+from harness.configure import arms as composed
+from harness.configure.arms import Cell
+from harness.configure.options import Options
+from harness.engine.batches import one_line
+from harness.engine.engine import Engine
+from harness.engine.time_limit import TimedEngine
+from harness.errors import UserError, require
+from harness.evaluation.lm_eval_runner import LmEvalRunner
+from harness.evaluation.question_runner import Runner
+from harness.evaluation.recorder import Setup, Work, samples_of
+from harness.evaluation.stream_runner import StreamRunner
+from harness.files.paths import user_path
+from harness.kv.attention import NAME
+from harness.kv.compat import shape_of
+from harness.models.load import LM, ModelSpec, load, outline
+from harness.records import keys as identity
+from harness.records.store import Store
+from harness.types import Corpus, Example, Task
+
+RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval": LmEvalRunner}
+NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit")
+Build = Callable[[Any, str], Any]  # from a part's configuration and its name, which a refusal starts with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Everything that makes records, ready."""
+
+    config: Mapping[str, Any]
+    options: Options
+    lm: LM
+    engine: Engine
+    task: Task
+    corpus: Corpus | None
+    setup: Setup
+    cells: tuple[Cell, ...]  # their codecs calibrated
+    drawn: dict[int, list[Example]] = field(default_factory=dict)  # of every seed asked for, drawn once
+
+    def runner(self, store: Store[Work]) -> Any:
+        """What makes the records of this task: `works(examples, cells, seed)`, `run(works)` and `recorder(works)`."""
+        return RUNNERS[_kind(self.task)](self.lm, self.engine, self.task, store, self.setup)
+
+    def works(self, runner: Any) -> list[Work]:
+        """All records asked for. A prompt that several seeds give is asked once.
+
+        Raises:
+            UserError: no examples, several with one id, a seed that changes nothing.
+        """
+        found: list[Work] = []
+        prompts: set[str] = set()
+        for seed in self.options.seeds:
+            examples = self.examples(seed)[: self.options.limit]
+            works = runner.works(examples, self.cells, seed)
+            new = [work for work in works if work.prompt.sha256 not in prompts] if prompts else works
+            if not new:
+                raise UserError(f"seed={seed} gives no new examples: task={self.task.name} asks the same whatever the seed")
+            prompts |= {work.prompt.sha256 for work in works}
+            found += new
+        return found
+
+    def examples(self, seed: int) -> list[Example]:
+        """All examples of a seed; UserError where there is none, or two have one id."""
+        if seed in self.drawn:
+            return self.drawn[seed]
+        examples = list(self.task.examples(self.lm.tokens, self.corpus, seed))
+        if not examples:
+            raise UserError(f"task={self.task.name} has no examples")
+        doubled = [name for name, times in Counter(e.id for e in examples).items() if times > 1]
+        if doubled:
+            raise UserError(f"task={self.task.name} gives several examples the id {doubled[0]!r}: every example needs its own")
+        self.drawn[seed] = examples
+        return examples
+
+    def manifest(self, cells: Sequence[Cell]) -> dict[str, Any]:
+        """What an invocation was, and the digests of all examples there are, whatever the limit."""
+        corpus = self.corpus
+        about = {} if corpus is None else {"name": corpus.name, "licence": corpus.licence, "sha256": corpus.digest}
+        told = identity.manifest(self.config, self.lm.identity, about, [cell.name for cell in cells])
+        return told | {"samples": samples_of(self.setup.identity, {seed: self.examples(seed) for seed in self.options.seeds})}
+
+
+def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool = True, build: Build = composed.build) -> Bench:
+    """Build and load everything a configuration names; UserError before any model loads where possible.
+
+    Without weights the bench knows every record it would make, and can make none. `build` makes the parts: by default
+    whatever they name, which is for configurations that the user typed; of a run folder `trusted.Builder`.
+    """
+    options, spec, task = outlined(config, build)
+    corpus: Corpus | None = build(config["corpus"], "corpus") if getattr(task, "needs_corpus", True) else None
+    if weights:
+        spec.check()
+    _check_heads(cells, spec)
+    _check_calibration(cells)
+    reproducible(options.seeds[0])
+
+    lm = load(spec, NAME) if weights else outline(spec, NAME)
+    engine = (
+        Engine(lm.model, lm.kv_dtype, lm.eos_ids)
+        if options.time_limit is None
+        else TimedEngine(lm.model, lm.kv_dtype, lm.eos_ids, options.time_limit)
+    )
+    shared = {k: v for k, v in config.items() if k not in ("compress", "stacks")}  # a stack's own code is in its cells' keys
+    setup = Setup(
+        run_id=run_id(spec, task, config),
+        model=spec.name,
+        identity={
+            "model": dict(lm.identity),
+            "task": config["task"],
+            "code": identity.code_hash(shared),
+            "versions": identity.versions(),
+        },
+        memory_limit=options.memory_limit,
+        attn=NAME,
+        kv_dtype=spec.kv_dtype,
+        shape=engine.shape,
+        progress=options.progress,
+    )
+    ready = tuple(_calibrated(cell, engine, lm) for cell in cells)
+    return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, cells=ready)
+
+
+def _check_calibration(cells: Sequence[Cell]) -> None:
+    """Calibration text that cannot be had ends the run before the model loads."""
+    for cell in cells:
+        for wanted in (cell.stack.keys.calibration, cell.stack.values.calibration):
+            if wanted is not None:
+                wanted.corpus.documents()
+
+
+def _calibrated(cell: Cell, engine: Engine, lm: LM) -> Cell:
+    """A cell whose codecs have their limits; the digest of their table joins its configuration, and so the record's key.
+
+    Where measuring them fails, for want of time or memory, its records fail, and no other's.
+    """
+    try:
+        stack = calibrated(cell.stack, engine, lm)
+    except UserError:
+        raise
+    except Exception as error:
+        return replace(cell, failure=(f"calibration: {one_line(error)}", traceback.format_exc()))
+    if stack is cell.stack:
+        return cell
+    config = copy.deepcopy(cell.config)
+    for role in ROLES:
+        about: Any = getattr(stack, role).info().get("calibration")
+        if about and config[role].get("calibration"):
+            config[role]["calibration"]["table"] = about["table"]
+    return replace(cell, stack=stack, config=config)
+
+
+def reproducible(seed: int) -> None:
+    """Seed what draws from torch's own generator, and have torch choose deterministic algorithms where it has them."""
+    torch.manual_seed(seed)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
+    torch.backends.cudnn.benchmark = False
+
+
+def outlined(config: Mapping[str, Any], build: Build = composed.build) -> tuple[Options, ModelSpec, Task]:
+    """What a configuration says of everything but its stacks, checked; nothing is loaded (UserError)."""
+    options = Options.of(config)
+    spec: ModelSpec = build(config["model"], "model")
+    task: Task = build(config["task"], "task")
+    several = len(options.seeds) > 1
+    require(not several or _kind(task) != "lm_eval", "seed", list(options.seeds), "task=lm_eval takes one seed a run")
+    return options, spec, task
+
+
+def run_folder(config: Mapping[str, Any]) -> Path:
+    """Where a configuration's records go; all of it but the stacks is checked, nothing is loaded (UserError)."""
+    _, spec, task = outlined(config)
+    folder = results_folder(config) / run_id(spec, task, config)
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    fits = above.is_dir() and os.access(above, os.W_OK)
+    require(fits, "results_dir", config["results_dir"], f"{above} is not a folder that can be written")
+    return folder
+
+
+def results_folder(config: Mapping[str, Any]) -> Path:
+    """Where all runs go."""
+    return user_path(config["results_dir"])
+
+
+def run_id(spec: ModelSpec, task: Task, config: Mapping[str, Any]) -> str:
+    """The name of the run folder of a configuration."""
+    return identity.run_id(spec.name, task.name, {k: v for k, v in config.items() if k not in NOT_IDENTITY})
+
+
+def _kind(task: Task) -> str:
+    return str(getattr(task, "runner", "question"))
+
+
+def _check_heads(found: Sequence[Cell], spec: ModelSpec) -> None:
+    """Group sizes against head dims, from the model's config alone."""
+    shape = shape_of(spec.config())
+    for cell in found:
+        for layer in {(layer.d_key, layer.d_value) for layer in shape.layers}:
+            for role, codec, dim in (("keys", cell.stack.keys, layer[0]), ("values", cell.stack.values, layer[1])):
+                try:
+                    codec.check(dim)
+                except UserError as error:
+                    raise UserError(f"stack {cell.label!r}, {role}: {error}") from None

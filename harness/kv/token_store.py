@@ -1,0 +1,234 @@
+"""Keys or values of some heads as they are stored: exact first rows, encoded chunks, exact newest rows. It knows no policy.
+
+Sides are never changed in place: every method returns a new one that shares what it did not touch, so forks are cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from harness.errors import UserError
+from harness.stages.codec.base import Codec
+from harness.stages.codec.exact import Exact
+from harness.stages.encoded import Encoded, Heads, RowIndex
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Side:
+    """Keys or values of some heads: the codec's exact sinks, encoded chunks (oldest first), then exact tail rows.
+
+    The first chunk is the compressed context and is never copied again; later rows are collected in a second one.
+    view: a decoded copy of the chunks, in the dtype of attention, when the stack reads from a cache of decoded rows.
+    written: elements encoded so far. changed: whether any of them was found to decode to another number.
+    """
+
+    codec: Codec
+    chunks: tuple[Encoded, ...]
+    tail_HND: Tensor
+    view_HND: Tensor | None = None
+    written: int = 0
+    first_HND: Tensor | None = None  # None where the codec has no sinks
+    changed: bool = False
+
+    @classmethod
+    def of(cls, x_HND: Tensor, codec: Codec, view_dtype: torch.dtype | None, heads: Heads | None = None) -> Side:
+        """Store rows: those that the codec does not keep exact are encoded. heads: whose they are, for its constants."""
+        empty = x_HND.new_empty(x_HND.shape[0], 0, x_HND.shape[2])
+        view = None if view_dtype is None else empty.to(view_dtype)
+        return cls(codec, (), empty, view, 0, empty if codec.sinks else None).append(x_HND, heads)
+
+    @property
+    def n_first(self) -> int:
+        return 0 if self.first_HND is None else int(self.first_HND.shape[1])
+
+    @property
+    def n_encoded(self) -> int:
+        n = 0
+        for chunk in self.chunks:
+            n += chunk.n
+        return n
+
+    @property
+    def n(self) -> int:
+        return self.n_first + self.n_encoded + int(self.tail_HND.shape[1])
+
+    @property
+    def clipped(self) -> int:
+        """Elements that the code range could not hold."""
+        return int(sum(chunk.clipped for chunk in self.chunks))
+
+    def append(self, x_HND: Tensor, heads: Heads | None = None) -> Side:
+        """Add rows; they leave the tail once there are enough that are older than the residual, whatever the calls were."""
+        if self.first_HND is not None and (missing := self.codec.sinks - self.n_first):
+            first = torch.cat((self.first_HND, x_HND[:, :missing]), 1)
+            rest = x_HND[:, missing:].clone()
+            return replace(self, first_HND=first).append(rest, heads) if rest.shape[1] else replace(self, first_HND=first)
+        rows = torch.cat((self.tail_HND, x_HND), 1) if self.tail_HND.shape[1] else x_HND
+        ready = self.codec.leaving(rows.shape[1], self.n_encoded)
+        if not ready:
+            return replace(self, tail_HND=rows)
+        whole = ready == rows.shape[1]
+        old = rows if whole else rows[:, :ready].clone(memory_format=torch.contiguous_format)
+        codec, new = self._encode(old, heads or Heads((0,), 0, len(old)))
+        chunks = (*self.chunks[:1], self.chunks[1].cat(new)) if len(self.chunks) > 1 else (*self.chunks, new)
+        view = self.view_HND
+        if view is not None:
+            fresh = view.new_empty(view.shape[0], new.n, view.shape[2])
+            codec.decode(new, fresh)
+            view = torch.cat((view, fresh), 1)
+        tail = rows.new_empty(rows.shape[0], 0, rows.shape[2]) if whole else rows[:, ready:].clone()
+        changed = self.changed or _changes(codec, new, old)
+        return Side(codec, chunks, tail, view, self.written + old.numel(), self.first_HND, changed)
+
+    def _encode(self, x_HND: Tensor, heads: Heads) -> tuple[Codec, Encoded]:
+        """The codec, fitted by the first rows that it gets, and the encoded rows.
+
+        A codec gets a copy: the rows may still be those of the exact prefix, which other stacks read.
+        """
+        codec, given = self.codec, x_HND if type(self.codec) is Exact else x_HND.clone()
+        codec = codec if self.chunks else codec.fit(given, heads)
+        new = codec.encode(given)
+        _check_encoded(new, codec, x_HND.shape[0], x_HND.shape[1])
+        return codec, new
+
+    def read(self, dtype: torch.dtype, heads: slice = ALL) -> Tensor:
+        """All rows of these heads [H, N, D] in `dtype`."""
+        tail = self.tail_HND[heads]
+        out = torch.empty(tail.shape[0], self.n, tail.shape[2], dtype=dtype, device=tail.device)
+        self.write_to(out, heads)
+        return out
+
+    def write_to(self, out_HND: Tensor, heads: slice = ALL) -> None:
+        """Decode all rows of these heads into out_HND, in its dtype."""
+        at = self.n_first
+        if self.first_HND is not None:
+            out_HND[:, :at] = self.first_HND[heads]
+        if self.view_HND is not None and self.view_HND.dtype == out_HND.dtype:  # in another dtype it would be rounded twice
+            out_HND[:, at : at + self.view_HND.shape[1]] = self.view_HND[heads]
+            at += self.view_HND.shape[1]
+        else:
+            for chunk in self.chunks:
+                found = chunk if heads == ALL else chunk.heads(heads.start, heads.stop)
+                if self.codec.decode(found, out_HND[:, at : at + chunk.n]) is not None:  # type: ignore[func-returns-value]
+                    raise TypeError(f"codec {self.codec.name}: decode must write into out_HND and return nothing")
+                at += chunk.n
+        if self.tail_HND.shape[1]:
+            out_HND[:, at:] = self.tail_HND[heads]
+
+    def exact(self) -> Tensor:
+        """The rows of an exact side in the cache dtype; the very tensor when it is in one piece."""
+        assert not self.codec.lossy and not self.tail_HND.shape[1]
+        rows = [chunk.payload["rows"] for chunk in self.chunks]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+
+    def take(self, index_HM: Tensor, rows: RowIndex) -> Side:
+        """Copy the rows index_HM; UserError when they cut into the exact ones (a layer's own budget may be small).
+
+        rows: the same as a flat index, for a side without exact rows.
+        """
+        n_tail, n_first = int(self.tail_HND.shape[1]), self.n_first
+        if n_tail or n_first:
+            self._check_exact(index_HM, n_first, n_tail)
+            rows = RowIndex(index_HM[:, n_first : index_HM.shape[1] - n_tail] - n_first, rows.heads)
+        view = None if self.view_HND is None else rows.of(self.view_HND)
+        codec = self.codec if rows.heads is None else self.codec.of_heads(rows.heads)
+        chunks = (_one_copy(self.chunks[0].take(rows, *self.chunks[1:]), codec),) if self.chunks else ()
+        first = None if self.first_HND is None else rows.of_heads(self.first_HND)
+        return Side(codec, chunks, rows.of_heads(self.tail_HND), view, self.written, first, self.changed)
+
+    def owned(self) -> Side:
+        """The same in storages that hold nothing else: a view of a larger one would keep all of that alive."""
+        first, view = (None if x is None else own(x) for x in (self.first_HND, self.view_HND))
+        chunks = tuple(chunk.map(own) for chunk in self.chunks)
+        return replace(self, chunks=chunks, tail_HND=own(self.tail_HND), first_HND=first, view_HND=view)
+
+    def _check_exact(self, index_HM: Tensor, n_first: int, n_tail: int) -> None:
+        kept, device = index_HM.shape[1], index_HM.device
+        enough = kept >= n_first + n_tail
+        if not enough or not bool((index_HM[:, kept - n_tail :] == torch.arange(self.n - n_tail, self.n, device=device)).all()):
+            raise UserError(
+                f"keep would evict from the {n_tail} exact newest rows of codec {self.codec.name}: raise keep.recent or the "
+                "budget of the smallest layer, or lower the codec's residual"
+            )
+        if not bool((index_HM[:, :n_first] == torch.arange(n_first, device=device)).all()):
+            raise UserError(
+                f"keep would evict from the {n_first} exact first rows of codec {self.codec.name}: raise keep.sinks"
+            )
+
+    def encoded_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(byte kind, tensor) of the encoded rows, and of constants that they or the codec hold."""
+        shared: dict[int, Tensor] = {}
+        for chunk in self.chunks:
+            yield from (("payload", t) for t in chunk.payload.values())
+            yield from (("metadata", t) for t in chunk.metadata.values())
+            shared |= {id(t): t for t in chunk.shared.values()}
+        if self.chunks:
+            shared |= {id(t): t for t in constants(self.codec).values()}
+        yield from (("metadata", t) for t in shared.values())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(byte kind, tensor) of everything held."""
+        yield from self.encoded_tensors()
+        yield "tail" if self.codec.lossy else "payload", self.tail_HND
+        if self.first_HND is not None:
+            yield "tail", self.first_HND
+        if self.view_HND is not None:
+            yield "scratch", self.view_HND
+
+
+def own(x: Tensor) -> Tensor:
+    """X in a storage of its own size; x itself where it has one."""
+    return x if x.untyped_storage().nbytes() == x.numel() * x.element_size() else x.clone()
+
+
+def constants(codec: Codec) -> dict[str, Tensor]:
+    """Tensors that a fitted codec holds by name, those of a codec inside it too."""
+    found: dict[str, Tensor] = {}
+    for name, value in getattr(codec, "__dict__", {}).items():
+        if isinstance(value, Tensor):
+            found[name] = value
+        elif hasattr(value, "encode"):
+            found |= {f"{name}.{inner}": tensor for inner, tensor in constants(value).items()}
+    return found
+
+
+def _one_copy(chunk: Encoded, codec: Codec) -> Encoded:
+    """A chunk that was cut by heads, with the constants of its codec, cut likewise, in place of equal copies of them."""
+    held = constants(codec).values()
+    same = {name: h for name, t in chunk.shared.items() for h in held if h.dtype == t.dtype and torch.equal(h, t)}
+    return replace(chunk, shared={**chunk.shared, **same})
+
+
+def _changes(codec: Codec, new: Encoded, exact_HND: Tensor) -> bool:
+    """Whether any row decodes to another number than it was: one head at a time, up to the first one that does."""
+    if type(codec) is Exact:
+        return False
+    for h in range(len(exact_HND)):
+        exact = exact_HND[h : h + 1].float()
+        out = torch.empty_like(exact)
+        codec.decode(new.heads(h, h + 1), out)
+        if not torch.equal(out, exact):
+            return True
+    return False
+
+
+def _check_encoded(new: Encoded, codec: Codec, heads: int, n: int) -> None:
+    """A tensor without its own axis of heads and tokens would be cut or joined wrongly later, without a word."""
+    wanted = sorted({n, n // codec.block})
+    for name, tensor in {**new.payload, **new.metadata}.items():
+        if tensor.shape[0] != heads or tensor.shape[1] not in wanted or new.n != n:
+            raise ValueError(
+                f"codec {codec.name} encoded {n} rows of {heads} heads (Encoded.n={new.n}) with {name!r} of shape "
+                f"{tuple(tensor.shape)}: its first two axes must be heads ({heads}) and tokens or blocks ({wanted})"
+            )
+    for name, tensor in new.shared.items():
+        if tensor.shape[0] != heads:
+            raise ValueError(
+                f"codec {codec.name} shares {name!r} of shape {tuple(tensor.shape)}: its first axis must be heads ({heads})"
+            )

@@ -1,0 +1,200 @@
+"""Our engine as an lm-eval model, `kv_harness`, with one stack; importing this registers it. It knows no record.
+
+Settings come as lm-eval's model_args and are composed from conf/ like those of a run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+from lm_eval.api import model as lm_eval_model
+from lm_eval.api.registry import register_model
+from omegaconf import OmegaConf
+
+from harness.calibrate.codec_limits import calibrated
+from harness.configure.hydra_errors import CompositionError, said
+from harness.configure.typed import made
+from harness.engine.batches import parse_bytes
+from harness.engine.engine import Engine
+from harness.errors import UserError, require
+from harness.kv.attention import NAME
+from harness.lm_eval.documents import Asked, LmEvalService, Replied, Response
+from harness.lm_eval.encoding import Encoder
+from harness.models.load import ModelSpec, load
+from harness.stages.stack import Stack
+
+MODEL = "kv_harness"
+CONF = Path(__file__).parents[2] / "conf"
+OWN = ("memory_limit", "truncate", "tokenizer")  # model_args that are no configuration
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `--model_args` say: a model, one stack at one point."""
+
+    spec: ModelSpec
+    stack: Stack
+    label: str
+    point: Mapping[str, Any]
+
+
+def settings(arguments: Mapping[str, Any]) -> Settings:
+    """Compose conf/model and conf/compress as `python -m harness` does.
+
+    Args:
+        arguments: `model` and `compress` name members of those groups; `budget` is the value of the stack's own budget,
+            `point` the index of one of the stack's points; every other key is a Hydra override, such as
+            `model.kv_dtype=float32`, `compress.keep.sinks=8` or `codec@compress.keys=int4`.
+
+    Raises:
+        UserError: a name or key that does not exist; an illegal stack.
+    """
+    given = dict(arguments)
+    budget, point = given.pop("budget", None), given.pop("point", None)
+    require(budget is None or point is None, "point", point, "give a point or a budget, not both")
+    given.setdefault("compress", "full")
+    changes = [f"{key}={_spelled(value)}" for key, value in given.items()]
+    if budget is not None:
+        changes.append(f"compress.keep.budget.value={budget}")
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = _composed(changes)
+        points: list[dict[str, Any]] = OmegaConf.to_container(config.compress.points) if config.compress.get("points") else [{}]  # type: ignore[assignment]
+        chosen: dict[str, Any] = {} if budget is None else {"keep.budget.value": budget}
+        if point is not None:
+            allowed = f"a number from 0 to {len(points) - 1}: {points}"
+            require(isinstance(point, int) and 0 <= point < len(points), "point", point, allowed)
+            chosen = points[point]
+            config = _composed([*changes, *(f"compress.{key}={_spelled(value)}" for key, value in chosen.items())])
+        parts: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    stack = {k: v for k, v in parts["compress"].items() if k not in ("name", "points")}
+    return Settings(_built(parts["model"], "model"), _built(stack, "compress"), str(given["compress"]), chosen)
+
+
+def _composed(changes: Sequence[str]) -> Any:
+    try:
+        config = hydra.compose("config", overrides=list(changes))
+        OmegaConf.resolve(config.compress)
+        return config
+    except CompositionError as error:
+        raise UserError(f"model_args {' '.join(changes)}: {said(error)}") from None
+
+
+def _built(config: Mapping[str, Any], where: str) -> Any:
+    try:
+        return made(config, where)
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None and not isinstance(cause, UserError):
+            cause = cause.__cause__
+        raise UserError(f"{where}: {(str(cause).strip().splitlines() or [''])[0]}") from None
+
+
+def _spelled(value: Any) -> str:
+    """A value as Hydra reads it; lm-eval has already parsed the text."""
+    return "null" if value is None or value == "None" else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@register_model(MODEL)
+class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
+    """A model whose contexts are compressed before anything is answered: lm-eval's three methods over our engine.
+
+    Responses are never cached: lm-eval's cache would answer one stack with what another one said.
+
+    Args:
+        memory_limit: of the stores that decode together.
+        truncate: a prompt beyond the model's positions: refuse, or left.
+        tokenizer: for lm-eval tasks that make their own data; put in by `harness.lm_eval`.
+        batch_size, max_batch_size, device: lm-eval hands them over; waves follow the memory limit, model.device the model.
+        arguments: see `settings`.
+    """
+
+    def __init__(
+        self,
+        memory_limit: str | int = "4GiB",
+        truncate: str = "refuse",
+        tokenizer: str | None = None,
+        batch_size: Any = None,
+        max_batch_size: Any = None,
+        device: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__()
+        require(truncate in ("refuse", "left"), "truncate", truncate, "one of refuse, left")
+        self.settings = settings(arguments)
+        self.lm = load(self.settings.spec, NAME)
+        engine = Engine(self.lm.model, self.lm.kv_dtype, self.lm.eos_ids)
+        self.settings = replace(self.settings, stack=calibrated(self.settings.stack, engine, self.lm))
+        most = self.lm.tokens.max_length
+        require(most is not None, "model", self.settings.spec.name, "lm-eval needs to know how many positions it has")
+        self.encode = Encoder(self.lm.tokens, int(most or 0), truncate)
+        self.service = LmEvalService(engine, self.lm.tokens, parse_bytes("memory_limit", memory_limit))
+        self.tokenizer = self.lm.tokens.hf
+        self._device = self.lm.model.device
+        self.not_exercised = 0
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Refused: lm-eval's cache is keyed by the prompt alone."""
+        raise UserError("use_cache is not possible: lm-eval's response cache knows neither model nor stack (leave it out)")
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Response]:
+        return self._respond(requests)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Response]:
+        return self._respond(requests)
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Response]:
+        return self._respond(requests)
+
+    def _respond(self, instances: Sequence[Any]) -> list[Response]:
+        """Answers in the order asked; requests of one document go together, so that choices share their context."""
+        by_document: dict[Any, list[int]] = {}
+        for at, one in enumerate(instances):
+            by_document.setdefault((one.task_name, one.doc_id), []).append(at)
+        asked = [self._asked([instances[at] for at in places], places) for places in by_document.values()]
+        out: dict[int, Response] = {}
+
+        def done(replies: list[Replied]) -> None:
+            for reply in replies:
+                if reply.status != "ok":
+                    print(reply.trace, file=sys.stderr, end="")
+                    raise UserError(f"request {reply.asked.tag[0]}: {reply.error}")
+                self.not_exercised += reply.nothing
+                out.update(zip(reply.asked.tag, (one for one in reply.responses if one is not None), strict=True))
+
+        self.service.serve(asked, done)
+        if self.not_exercised:
+            print(f"warning: compression not exercised in {self.not_exercised} documents so far", file=sys.stderr)
+        return [out[at] for at in range(len(instances))]
+
+    def _asked(self, instances: Sequence[Any], places: Sequence[int]) -> Asked:
+        requests = tuple(self.encode(one) for one in instances)
+        return Asked(requests=requests, stack=self.settings.stack, tag=tuple(places))
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """The tokenizer's template, for lm-eval's log."""
+        return str(self.tokenizer.chat_template or "") if chat_template else ""
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return self.lm.tokens.render(
+            chat_history, add_generation_prompt=add_generation_prompt, continue_final_message=not add_generation_prompt
+        )
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes beside its results."""
+        return {
+            "model_identity": dict(self.lm.identity),
+            "stack": self.settings.label,
+            "point": dict(self.settings.point),
+            "query_aware": True,
+            "documents_not_exercised": self.not_exercised,
+            "decoding": self.lm.decoding,
+        }

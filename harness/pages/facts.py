@@ -1,0 +1,192 @@
+"""The words and tables of a page: facts, all points, what is not drawn, how it was made; HTML from ranked tables of markup."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.frontier import GROUP
+from harness.analysis.labels import mode
+from harness.analysis.point_measures import FIDELITY
+from harness.analysis.point_row import BASE
+from harness.pages import glossary
+from harness.pages.figures import panel_title
+from harness.pages.headline import headline
+from harness.pages.hover import flat, is_stream
+from harness.pages.markup import markup
+from harness.pages.rows import Row, rows_of
+from harness.pages.table import problems
+from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
+
+_NAMED = 40  # points a line names
+
+
+def not_discriminative(ranked: pd.DataFrame) -> str:
+    """One note for the whole page: where the full cache scores at chance, so that nothing follows from equal scores."""
+    panels = [panel for _, panel in ranked.groupby(list(GROUP), sort=False)]
+    at_chance = [panel.iloc[0] for panel in panels if panel["discriminative"].eq(False).any()]
+    if not at_chance:
+        return ""
+    names = "; ".join(f"{row['model']} on {row['task']} ({mode(row)}, {row['run_id']})" for row in at_chance)
+    return (
+        f'<p class="card warn"><b>Not discriminative, {len(at_chance)} of {len(panels)} panels:</b> the full cache scores at'
+        f" chance in {names}. Equal scores there say nothing about the stacks.</p>"
+    )
+
+
+def facts(section: pd.DataFrame, volumes: Mapping[tuple[str, bool], tuple[float | None, str | None]]) -> str:
+    """One card a panel: what was found of smaller caches, and how the full cache does."""
+    cards = []
+    for _, panel in section.groupby(list(GROUP), sort=False):
+        row = panel.iloc[0]
+        volume, missing = volumes[str(row["run_id"]), bool(row["query_aware"])]
+        area = f"hypervolume {volume:.2f}" if volume is not None else f"no hypervolume: {missing}"
+        warn = panel["discriminative"].eq(False).any()
+        note = "<br><b>Not discriminative:</b> the full cache scores at chance." if warn else ""
+        cards.append(
+            f'<div class="card{" warn" if warn else ""}"><span class="quiet">{panel_title(panel, section)}</span>'
+            f'<b class="big">{headline(panel)}</b><span class="quiet">{_base(panel)} · {area}{note}</span></div>'
+        )
+    return f'<div class="facts">{"".join(cards)}</div>'
+
+
+def _base(panel: pd.DataFrame) -> str:
+    base = panel[panel["stack"] == BASE]
+    if base.empty or not base["n"].iloc[0]:
+        return "no full-cache score"
+    row = base.iloc[0]
+    score = f"{score_text(row['score'])} {interval_text(row['score_lo'], row['score_hi'])}"
+    return f"full cache {score} at {iec(row['bytes_context'])}, n = {row['n']}, chance {score_text(row['chance'])}"
+
+
+def points_table(panel: pd.DataFrame) -> str:
+    """All points, sortable by column; frontier rows are bold, and a verdict says on hover what it means."""
+    faithful = bool(panel[list(FIDELITY)].notna().any(axis=None))
+    table = [(row, _cells(row, faithful)) for row in rows_of(panel.sort_values(["bytes_context", "label"]))]
+    head = "".join(_head(name, cell) for name, cell in table[0][1].items())
+    rows = "".join(_row(row, cells) for row, cells in table)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _head(name: str, cell: str) -> str:
+    left = " class=l" if cell.startswith("<td class=l") else ""
+    return f'<th{left}><button type="button">{name}</button></th>'
+
+
+def _cells(row: Row, faithful: bool) -> dict[str, str]:
+    """The cells of a point by column name, the same names for all points of a panel."""
+    base, bits = row["stack"] == BASE, row["effective_bits"]
+    mean, end = (" (time mean)", "at the end") if is_stream(row) else ("", "end of answer")
+    return {
+        "stack and point": _words(row["label"]),
+        "n": _number(row["n"], str(row["n"])),
+        "score": _number(row["score"], score_text(row["score"])),
+        "95 %": _words(interval_text(row["score_lo"], row["score_hi"])),
+        "vs full": _number(row["diff_to_full"], "" if base else signed(row["diff_to_full"])),
+        "95 % paired": _words(interval_text(row["diff_lo"], row["diff_hi"])),
+        "verdict": _verdict("base" if base else row["vs_full"]),
+        f"KV bytes{mean}": _number(row["bytes_context"], iec(row["bytes_context"])),
+        "of full": _number(row["ratio"], share_text(row["ratio"])),
+        **(_fidelity(row) if faithful else {}),
+        "logical, at the end" if mean else "logical": _number(row["bytes_logical"], iec(row["bytes_logical"])),
+        "storage": _words(row["storage"]),
+        end: _number(row["bytes_final"], iec(row["bytes_final"])),
+        "highest peak": _number(row["bytes_peak"], iec(row["bytes_peak"])),
+        "bits / value": _number(bits, f"{bits:.2f}" if math.isfinite(bits) else "–"),
+        "frontier": _words("●" if row["on_frontier"] else ""),
+        "notes": _words("; ".join(problems(row))),
+    }
+
+
+def _fidelity(row: Row) -> dict[str, str]:
+    return {
+        "KL to full": _number(row["kl_to_full"], small(row["kl_to_full"])),
+        "top-1 agreement": _number(row["top1_agreement"], share_text(row["top1_agreement"])),
+        "attention error": _number(row["attention_error"], small(row["attention_error"])),
+        "nats / byte": _number(row["nll_per_byte"], score_text(row["nll_per_byte"])),
+    }
+
+
+def _row(row: Row, cells: dict[str, str]) -> str:
+    kind = "base" if row["stack"] == BASE else "front" if row["on_frontier"] else ""
+    return f"<tr{f' class={kind}' if kind else ''}>{''.join(cells.values())}</tr>"
+
+
+def _words(text: str) -> str:
+    return f"<td class=l>{text}</td>"
+
+
+def _verdict(verdict: str) -> str:
+    """The verdict; the script of the page gives the cell its meaning from the glossary."""
+    return f"<td class=l data-tip>{glossary.verdict_text(verdict)}</td>"
+
+
+def _number(value: float, text: str) -> str:
+    return f'<td data-v="{"" if math.isnan(value) else f"{value:.8g}"}">{text}</td>'
+
+
+def not_drawn(section: pd.DataFrame) -> str:
+    """Every point or example that a figure of this section leaves out, by reason, with counts."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for row in rows_of(section):
+        name = f"{row['label']} ({mode(row)})"
+        for text in _absences(row):
+            reasons[text].append(name)
+    if not reasons:
+        return '<p class="quiet">Nothing: every point and every example is drawn.</p>'
+    items = "".join(
+        f"<li><b>{len(names)} point{'s' * (len(names) > 1)}</b>: {text} <span class=quiet>{_list(names)}</span></li>"
+        for text, names in reasons.items()
+    )
+    return f"<ul class=small>{items}</ul>"
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more, in the notes of the table" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _absences(row: Row) -> Iterable[str]:
+    left_out = row["left_out"]
+    if pd.notna(left_out):
+        absent = row["n"] == 0 or "finite" in left_out
+        value = f" (score {score_text(row['score'])})" if math.isinf(row["score"]) else ""
+        error = f" - {row['error']}" if row["n"] == 0 and pd.notna(row["error"]) else ""
+        yield f"{'not drawn' if absent else 'drawn, not ranked'}: {left_out}{value}{error}"
+    if row["bytes_context"] == 0:
+        yield "zero bytes: only on the linear axis, a log axis has no zero"
+    if not row["higher_is_better"] and row["score"] == 0:
+        yield "score zero: only on the linear score axis"
+    words = ("failed", "refused", "truncated", "unscored")
+    counts = ", ".join(f"{row[f'n_{name}']} {name}" for name in words if row[f"n_{name}"]) if row["n"] else ""
+    if counts:
+        error = f" - {row['error']}" if pd.notna(row["error"]) else ""
+        yield f"examples left out of the score: {counts}{error}"
+
+
+def labels() -> str:
+    """What every label means and whether its number may be trusted, folded away."""
+    rows = "".join(
+        f"<tr><td class=l>{section}</td><td class=l data-label>{markup(entry.printed)}</td>"
+        f"<td class=l>{markup(entry.meaning)}</td><td class=l>{markup(entry.trust)}</td></tr>"
+        for section, entry in glossary.entries()
+    )
+    head = "".join(f"<th class=l><button type=button>{name}</button></th>" for name in ("", "label", "meaning", "trust it?"))
+    table = f'<table id="labels"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'<details class="card"><summary>What the labels mean, and which numbers to trust</summary>{table}</details>'
+
+
+def made_with(manifests: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the manifests say, flattened, folded away."""
+    blocks = []
+    for run_id, manifest in manifests.items():
+        pairs = "".join(f"<dt>{markup(key)}</dt><dd>{markup(value)}</dd>" for key, value in flat(manifest))
+        blocks.append(f"<h3>{markup(run_id)}</h3><dl class=small>{pairs}</dl>")
+    if not blocks:
+        return ""
+    title = "<summary>How this was made: versions, machine, configuration</summary>"
+    return f'<details class="card">{title}{"".join(blocks)}</details>'

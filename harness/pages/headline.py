@@ -1,0 +1,105 @@
+"""The sentence a page opens a panel with: what was found there, no more and no less, from a ranked table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.point_row import BASE
+from harness.pages.hover import is_stream
+from harness.pages.units import interval_text, score_text, share_text, signed, small
+
+_EQUAL = ("equal within noise", "above")
+_WORSE = ("below", "clearly below")
+MANY = 20  # compared points, from which a headline says that it picked one of them
+_TOO_FEW = "too few documents for a verdict"
+
+
+def headline(panel: pd.DataFrame) -> str:
+    """What the panel shows of caches smaller than the full one; of a panel without scores, that nothing was measured."""
+    others = panel[panel["stack"] != BASE]
+    if not panel["n"].any():
+        return f"Nothing was measured here: {_counts(panel)}"
+    if not others["n"].any():
+        return (
+            f"Nothing was measured beside the full cache: {_counts(others)}"
+            if len(others)
+            else "Only the full cache was measured"
+        )
+    if panel["discriminative"].eq(False).any():
+        return "The stacks cannot be told apart here"
+    smaller = others[(others["ratio"] < 1) & others["left_out"].isna()]
+    if smaller.empty:
+        return "No cache that could be ranked here is smaller than the full one"
+    many = f" (one of {len(smaller):,} compared; no interval is adjusted for that)" if len(smaller) > MANY else ""
+    return _of_smaller(smaller) + many
+
+
+def _of_smaller(smaller: pd.DataFrame) -> str:
+    good = smaller[smaller["vs_full"].isin(_EQUAL)]
+    open_ = smaller[smaller["vs_full"] == "not resolved"]
+    worse = smaller[smaller["vs_full"].isin(_WORSE)]
+    if len(good):
+        return _equal(_smallest(good))
+    if len(open_):
+        return _unresolved(open_)
+    if len(worse) == len(smaller):
+        return f"Every smaller cache does worse than the full one; the nearest is {_with_difference(_nearest(worse))}"
+    if (smaller["vs_full"] == _TOO_FEW).any():
+        return "Too few documents for a verdict on any smaller cache"
+    return "No smaller cache could be compared with the full one"
+
+
+def _equal(row: pd.Series[Any]) -> str:
+    if row["vs_full"] == "above":
+        return f"{row['label']} does better than the full cache at {share_text(row['ratio'])} of its bytes"
+    found = f"{row['label']} equals the full cache within noise at {share_text(row['ratio'])} of its bytes"
+    return f"{found}; {_excluded(row)}"
+
+
+def _unresolved(points: pd.DataFrame) -> str:
+    """The smallest without a loss, else the nearest: what the paired interval leaves open is said, not decided."""
+    unharmed = points[_loss(points) <= 0]
+    if unharmed.empty:
+        nearest = _with_difference(_nearest(points))
+        return f"Not resolved whether a smaller cache equals the full one; the nearest is {nearest}"
+    row = _smallest(unharmed)
+    return f"{row['label']}, {share_text(row['ratio'])} of the bytes: no loss seen in {_n(row)}; {_excluded(row)}"
+
+
+def _excluded(row: pd.Series[Any]) -> str:
+    most = -row["diff_lo"] if row["higher_is_better"] else row["diff_hi"]
+    unit = "" if row["higher_is_better"] else f" of {row['metric']}"
+    return f"a loss above {score_text(most) if most >= 0.095 else small(most)}{unit} can be excluded"
+
+
+def _with_difference(row: pd.Series[Any]) -> str:
+    difference = f"{signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip()
+    return f"{row['label']}, {share_text(row['ratio'])} of the bytes: {difference} in {_n(row)}"
+
+
+def _loss(points: pd.DataFrame) -> pd.Series[float]:
+    sign = -1.0 if points["higher_is_better"].iloc[0] else 1.0
+    return sign * points["diff_to_full"]
+
+
+def _smallest(points: pd.DataFrame) -> pd.Series[Any]:
+    """The one with the fewest bytes; of equal ones, the one that does best."""
+    least = points[points["bytes_context"] == points["bytes_context"].min()]
+    return _nearest(least)
+
+
+def _nearest(points: pd.DataFrame) -> pd.Series[Any]:
+    return points.iloc[int(_loss(points).to_numpy().argmin())]
+
+
+def _n(row: pd.Series[Any]) -> str:
+    what = "document" if is_stream(row) else "prompt"
+    return f"{row['n']} {what}" if row["n"] == 1 else f"{row['n']} {what}s"
+
+
+def _counts(points: pd.DataFrame) -> str:
+    words = ("failed", "refused", "truncated", "unscored")
+    told = [f"{points[f'n_{name}'].sum()} {name}" for name in words if points[f"n_{name}"].any()]
+    return ", ".join(told) or "no record"

@@ -1,0 +1,202 @@
+"""Points and contrasts for a terminal; it takes a ranked points table or a contrasts table, and computes nothing.
+
+What came from outside is shown as it stands: no markup of the terminal's library, no control character.
+
+Works without a terminal too: then the width is fixed.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from harness.analysis.frontier import GROUP
+from harness.analysis.labels import mode
+from harness.analysis.point_row import BASE, RUN_GROUP
+from harness.pages import glossary
+from harness.pages.markup import one_line
+from harness.pages.rows import Row, rows_of
+from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
+
+WIDTH = 120
+_NAMED = 8  # points that a note names
+
+
+def text(ranked: pd.DataFrame, width: int = WIDTH) -> str:
+    """The tables as plain text of a fixed width."""
+    sink = io.StringIO()
+    show(ranked, Console(file=sink, width=width, color_system=None, force_terminal=False))
+    return sink.getvalue()
+
+
+def show(ranked: pd.DataFrame, console: Console | None = None) -> None:
+    """Print one table per run and mode, sorted by bytes, with what could not be scored below it."""
+    console = console or _console()
+    for _, group in ranked.groupby(list(GROUP), sort=False):
+        console.print(_table(group))
+
+
+def show_contrasts(contrasts: pd.DataFrame, console: Console | None = None) -> None:
+    """Print one table per run, mode and point that others are compared with, sorted as the points table."""
+    console = console or _console()
+    for _, group in contrasts.groupby([*RUN_GROUP, "against"], sort=False):
+        console.print(_contrast_table(group))
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
+
+
+def _empty(first: pd.Series[Any], what: str = "") -> Table:
+    better = "higher" if first["higher_is_better"] else "lower"
+    title = f"{first['model']} · {first['task']} · {mode(first)} · {first['metric']} ({better} is better){what}"
+    table = Table(title=_plain(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD)
+    table.add_column("stack", overflow="fold", min_width=12)
+    return table
+
+
+def _plain(text: object) -> Text:
+    return Text(one_line(text))
+
+
+def _notes_text(lines: list[str]) -> Text:
+    return Text("\n".join(map(one_line, lines)), style="italic")
+
+
+def _table(group: pd.DataFrame) -> Group:
+    table = _empty(group.iloc[0])
+    for name in ("n", "score [95 %]", "vs full [95 %, paired]"):
+        table.add_column(name, justify="right" if name == "n" else "left", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for name in ("KV bytes", "of full"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("front", justify="center", no_wrap=True)
+    for row in rows_of(group.sort_values(["bytes_context", "label"], na_position="last")):
+        table.add_row(*_cells(row), style="dim" if not row["on_frontier"] and row["stack"] != BASE else "")
+    return Group(table, _notes_text(_notes(group)), Text(""))
+
+
+def _cells(row: Row) -> tuple[str | Text, ...]:
+    difference = f"{signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip()
+    return (
+        _plain(row["label"]),
+        str(row["n"]),
+        f"{score_text(row['score'])} {interval_text(row['score_lo'], row['score_hi'])}".strip(),
+        "base" if row["stack"] == BASE else difference,
+        "" if row["stack"] == BASE else glossary.verdict_text(row["vs_full"]),
+        iec(row["bytes_context"]) + ("*" if row["storage"] == "simulated" else ""),
+        share_text(row["ratio"]),
+        "●" if row["on_frontier"] else "",
+    )
+
+
+def _notes(group: pd.DataFrame) -> list[str]:
+    """What the labels of this table mean, then what a reader of its points has to know; points with one note share a line."""
+    lines = [entry.text for entry in _met(group)]
+    told: dict[str, list[str]] = defaultdict(list)
+    for row in rows_of(group):
+        if pd.notna(row["score_later"]):
+            told[f"first questions {score_text(row['score_first'])}, later ones {score_text(row['score_later'])}."].append(
+                row["label"]
+            )
+        for problem in problems(row):
+            told[problem].append(row["label"])
+    return lines + [f"{_names(labels)}: {note}" for note, labels in told.items()]
+
+
+def _met(group: pd.DataFrame) -> Iterator[glossary.Entry]:
+    """The entries of the labels that the table prints."""
+    yield glossary.FLAGS["frontier"]
+    met = set(group.loc[group["stack"] != BASE, "vs_full"])
+    yield from (entry for name, entry in glossary.VERDICTS.items() if name in met)
+    if (group["storage"] == "simulated").any():
+        yield glossary.FLAGS["simulated"]
+    if group["discriminative"].eq(False).any():
+        yield glossary.FLAGS["not discriminative"]
+    others = group[group["stack"] != BASE]
+    yield from (entry for name, entry in glossary.COUNTS.items() if (others if _base_has(name) else group)[name].any())
+    texts = "\n".join(group["warnings"].dropna())
+    yield from (entry for name, entry in glossary.WARNINGS.items() if f"{name}: " in texts)
+
+
+def _names(labels: list[str]) -> str:
+    return ", ".join(labels[:_NAMED]) + (f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else "")
+
+
+def problems(row: Row) -> list[str]:
+    """What a reader of this row has to know: examples without a score, warnings, missing comparison, not ranked."""
+    base = row["stack"] == BASE
+    found = [
+        f"{row[name]} {entry.printed}"
+        for name, entry in glossary.COUNTS.items()
+        if row[name] and not (base and _base_has(name))
+    ]
+    lines = [", ".join(found) + (f" - {row['error']}" if pd.notna(row["error"]) else "")] if found else []
+    if pd.notna(row["warnings"]):
+        lines.append(f"warning: {row['warnings']}")
+    if not base and row["n"] and pd.notna(row["diff_reason"]):
+        lines.append(f"no comparison: {row['diff_reason']}")
+    if pd.notna(row["left_out"]) and (row["n"] or not found):
+        lines.append(f"not ranked: {row['left_out']}")
+    return lines
+
+
+def _base_has(name: str) -> bool:
+    """Whether the count is what the full cache is, and so none worth a word there."""
+    return name == "n_not_exercised"
+
+
+def _against_text(verdict: str) -> str:
+    """A verdict beside another point than the full cache."""
+    return verdict or glossary.verdict_text(verdict)
+
+
+def _contrast_table(group: pd.DataFrame) -> Group:
+    against = group["against"].iloc[0]
+    table = _empty(group.iloc[0], f" · against {against}")
+    for name in ("n", "score", "against"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("difference [95 %, paired]", no_wrap=True)
+    table.add_column("McNemar p", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("bytes to it", justify="right", no_wrap=True)
+    for row in rows_of(group.sort_values(["bytes_context", "label"], na_position="last")):
+        table.add_row(*_contrast_cells(row))
+    return Group(table, _notes_text(_contrast_notes(group, against)), Text(""))
+
+
+def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
+    simulated = "simulated" in (row["storage"], row["against_storage"])
+    return (
+        _plain(row["label"]),
+        str(row["n_shared"]),
+        score_text(row["score"]),
+        score_text(row["against_score"]),
+        f"{signed(row['diff_to_against'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip(),
+        small(row["mcnemar_p"]),
+        _against_text(row["verdict"]),
+        share_text(row["bytes_ratio"]) + ("*" if simulated else ""),
+    )
+
+
+def _contrast_notes(group: pd.DataFrame, against: str) -> list[str]:
+    lines = [f"difference: the stack minus {against} on the same prompts; above is better, below is worse, whatever the sign."]
+    lines.append("Every interval and p stands for itself: none is adjusted for how many points are compared.")
+    if (group[["storage", "against_storage"]] == "simulated").any(axis=None):
+        lines.append("*: simulated storage; the bytes are what a packed store would hold.")
+    for reason, rows in group.groupby("reason", sort=False):
+        lines.append(f"no comparison: {reason}: {', '.join(rows['label'])}")
+    for _, row in group[group["reason"].isna() & (group["n"] < group["against_n"])].iterrows():
+        lines.append(
+            f"{row['label']}: on the {row['n_shared']} of {row['against_n']} prompts of {against} that it was scored on"
+        )
+    return lines

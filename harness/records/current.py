@@ -1,0 +1,48 @@
+"""Which records of a run folder are this run's: of examples, settings and a model as its last invocation found them.
+
+Tables, points, pages and checks all read a folder through here, so that they speak of the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.records.progress import manifests, samples
+from harness.records.shards import Loaded, latest, load_records
+
+Record = dict[str, Any]
+
+
+def current_records(folder: Path, loaded: Loaded | None = None) -> tuple[Loaded, str | None]:
+    """The run's records (of those `loaded` from its folder), and one line on those that are not its any more, else None.
+
+    A file of questions edited under its name, or other weights under the same path, make records stale: their example is
+    gone, or another one has its id. Records under older code stay, as do those beyond the last invocation's limit.
+
+    Raises:
+        UserError: the folder or its records are missing or not ours.
+    """
+    loaded, known = load_records(folder) if loaded is None else loaded, samples(manifests(folder))
+    kept = [record for record in loaded if not _stale(record, known)]
+    stale = len(loaded) - len(kept)
+    line = f"{folder}: {stale} stale record(s), of examples or a model that are not the same any more: left out everywhere"
+    return replace(loaded, records=kept), line if stale else None
+
+
+def _stale(record: Record, known: Mapping[str, Mapping[str, str]]) -> bool:
+    ids = known.get(str(record["seed"]))
+    if ids is None:
+        return False
+    now, then = ids.get(str(record["example_id"])), record["sample_sha256"]
+    return now is None or bool(then and then != now)  # older records do not say
+
+
+def merged(records: Iterable[Record]) -> list[Record]:
+    """Records of several folders, the latest of each run and key: runs that ask the same of a model keep their own."""
+    runs: dict[str, list[Record]] = {}
+    for record in records:
+        runs.setdefault(record["run_id"], []).append(record)
+    return [record for run in runs.values() for record in latest(run)]

@@ -1,0 +1,61 @@
+"""Makes failed records of what a dead process was to make, so that its loss shows where results are read.
+
+It loads no weights and knows no sweep and no launcher: it is told why the process ended and what it printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.configure.arms import Cell
+from harness.evaluation.assemble import assemble, results_folder
+from harness.evaluation.recorder import Work, asked
+from harness.records.failures import naming, trace_file
+from harness.records.progress import Stood, state
+from harness.records.shards import read
+from harness.records.store import Store
+
+WHY = "the job ended before this record was made"
+TAIL = 8192  # characters of what was printed
+
+
+def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, printed: str, before: Stood) -> int:
+    """Write a failed record for all that a configuration asks for and nobody made; returns how many.
+
+    Left alone are finished records, records of any kind that came after `before`, and what another process is busy with.
+    The same command tries failed records again.
+
+    Args:
+        config: the resolved configuration of the dead process.
+        found: its cells.
+        reason: how it ended, one line.
+        printed: its last output or its traceback; the end of it goes to a file in `failures/`.
+        before: what the run folder held when the process's sweep began.
+
+    Raises:
+        UserError: tokenizer, examples or limits of a calibrated codec cannot be had here, or the folder cannot be written.
+    """
+    bench = assemble({**config, "progress": False, "redo": False}, found, weights=False)
+    store: Store[Work] = Store(results_folder(config) / bench.setup.run_id)
+    try:
+        runner = bench.runner(store)
+        works = bench.works(runner)
+        told = before.new(read(store.folder).tries)
+        with runner.recorder([work for work in works if work.key not in told]) as recorder:
+            lost = list(next(recorder.rounds(), ()))
+            if not lost:
+                return 0
+            line = f"{WHY}: {reason}"
+            if printed.strip():
+                file = trace_file(lost[0].key)
+                store.write(file, lambda path: path.write_text(printed[-TAIL:], encoding="utf-8"))
+                line = naming(line, file)
+            recorder.write([recorder.record(work, status="failed", error=line) for work in lost])
+        if not {cell.name for cell in found} <= {cell.name for cell in state(store.folder).cells}:
+            store.write_manifest(
+                bench.manifest(found) | {"config": dict(config), "asked": asked(works)}
+            )  # the dead one did not come to it
+        return len(lost)
+    finally:
+        store.close()
