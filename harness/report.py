@@ -17,7 +17,6 @@ from harness.run.points import points
 from harness.run.progress import run_folders
 from harness.run.report import newest_manifest
 from harness.run.shards import latest, load_records
-from harness.run.shown import one_line
 from harness.run.sweep_folder import is_sweep
 from harness.types import UserError
 
@@ -55,7 +54,7 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     table.show(ranked)
     table.show_contrasts(paired.frame)
     for line in (*paired.problems, *found.problems):
-        print(one_line(line))
+        print(line)
     if against:
         beside = out.parent / "contrasts.csv"
         replace(beside, lambda path: paired.frame.to_csv(path, index=False))

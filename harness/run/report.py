@@ -20,7 +20,6 @@ from harness.run.pareto import frontier, rank
 from harness.run.points import points
 from harness.run.progress import manifests
 from harness.run.shards import load_records
-from harness.run.shown import one_line
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ def _write_curves(run_dir: Path, records: list[dict[str, Any]], ranked: pd.DataF
     found = curves(run_dir, records, ranked)
     replace(run_dir / "curves.csv", lambda path: found.frame.to_csv(path, index=False))
     for line in found.problems:
-        _LOG.warning(one_line(line))
+        _LOG.warning(line)
     return found
 
 

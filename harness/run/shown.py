@@ -17,8 +17,8 @@ _DATA = ("point", "stack_config")  # JSON, which is read before it is shown
 
 
 def one_line(text: object) -> str:
-    """The text on one line: what has no shape, breaks a line, turns the reading order or steers a terminal gets a sign."""
-    return "".join(_sign(char) if not char.isprintable() else char for char in str(text))
+    """The text on one line: what has no shape, breaks a line, turns the reading order or steers a terminal is spelled out."""
+    return "".join(_spelled(char) if not char.isprintable() else char for char in str(text))
 
 
 def markup(text: object) -> str:
@@ -37,10 +37,6 @@ def _column(column: pd.Series[str]) -> pd.Series[str]:
     return column.map(known).astype(column.dtype)
 
 
-def _sign(char: str) -> str:
-    code = ord(char)
-    if unicodedata.category(char) not in _UNSEEN and char not in _TURNS:
-        return char
-    if code < 32:
-        return chr(0x2400 + code)  # the control pictures of Unicode
-    return "\u2421" if code == 127 else f"\\u{code:04x}"
+def _spelled(char: str) -> str:
+    unseen = unicodedata.category(char) in _UNSEEN or char in _TURNS
+    return ascii(char)[1:-1] if unseen else char
