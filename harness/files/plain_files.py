@@ -133,17 +133,13 @@ def _is(handle: int, path: Path) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text on one line: what has no shape, breaks a line, turns the reading order or steers a terminal gets a sign."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _sign(c) for c in text)
+    """The text on one line: what has no shape, breaks a line, turns the reading order or steers a terminal is spelled out."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else _spelled(c) for c in text)
 
 
-def _sign(char: str) -> str:
-    code = ord(char)
-    if unicodedata.category(char) not in _UNSEEN and char not in _TURNS:
-        return char
-    if code < 32:
-        return chr(0x2400 + code)  # the control pictures of Unicode
-    return "\u2421" if code == 127 else f"\\u{code:04x}"
+def _spelled(char: str) -> str:
+    unseen = unicodedata.category(char) in _UNSEEN or char in _TURNS
+    return ascii(char)[1:-1] if unseen else char
 
 
 def say_once(line: str) -> None:

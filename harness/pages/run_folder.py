@@ -17,7 +17,6 @@ from harness.analysis.curves import Curves, curves
 from harness.analysis.frontier import frontier, rank
 from harness.analysis.points import points
 from harness.pages import dashboard
-from harness.pages.markup import one_line
 from harness.records.atomic import replace
 from harness.records.current import current_records
 from harness.records.progress import manifests
@@ -58,7 +57,7 @@ def _write_curves(run_dir: Path, records: list[dict[str, Any]], ranked: pd.DataF
     found = curves(run_dir, records, ranked)
     replace(run_dir / "curves.csv", lambda path: found.frame.to_csv(path, index=False))
     for line in found.problems:
-        _LOG.warning(one_line(line))
+        _LOG.warning(line)
     return found
 
 

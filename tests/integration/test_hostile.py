@@ -56,7 +56,7 @@ def test_status_report_and_verify_of_a_hostile_folder(tmp_path: Path, capsys: py
     assert sum("is no manifest: " in line for line in out.err.splitlines()) == 5
     assert report.main([str(run), "--out", str(tmp_path / "page.html"), "--against", "full"]) == 0
     table = capsys.readouterr().out
-    assert "[bold]b[/bold]" in table and "[/x]" in table and "\x1b" not in table and "line␊break" in table
+    assert "[bold]b[/bold]" in table and "[/x]" in table and "\x1b" not in table and "line\\nbreak" in table
     code = verify.main([str(run), "--sample", "20"])
     out = capsys.readouterr()
     assert code == 1 and "0 equal, 7 differing" in out.out and out.out.count("its example does not exist any more") == 7, (
