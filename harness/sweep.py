@@ -31,9 +31,9 @@ from harness.paths import user_path
 from harness.run import outcome, table
 from harness.run.again import again
 from harness.run.assemble import run_folder
-from harness.run.cells import Cell, cells, is_stack_override
+from harness.run.cells import Cell, cells, is_stack_override, key_of
 from harness.run.command import check_choices
-from harness.run.fold import Job, fold
+from harness.run.fold import Job, fold, quoted
 from harness.run.launch_joblib import JoblibLauncher
 from harness.run.launch_ray import RayLauncher
 from harness.run.launch_submitit import SubmititLauncher
@@ -167,8 +167,15 @@ def _check(config: DictConfig) -> None:
     """Refuse a launcher's setting of the wrong type; the sweep's folder may stand in the home folder."""
     launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
     check_types(launcher, "hydra.launcher")
-    with open_dict(config):
-        config.hydra.sweep.dir = str(user_path(str(config.hydra.sweep.dir)))
+    folder = str(config.hydra.sweep.dir)
+    if folder.startswith("~"):
+        with open_dict(config):
+            config.hydra.sweep.dir = str(user_path(folder))
+            given = [o for o in config.hydra.overrides.hydra if key_of(o) != "hydra.sweep.dir"]
+            config.hydra.overrides.hydra = [
+                *given,
+                f"hydra.sweep.dir={quoted(config.hydra.sweep.dir)}",
+            ]  # what jobs are composed of
 
 
 def _row(one: Ended, homes: Mapping[tuple[str, ...], Path]) -> dict[str, Any]:
