@@ -92,7 +92,7 @@ def _values(override: Override) -> list[str]:
 def _text(value: object) -> str:
     """A value in Hydra's grammar; its own spelling of strings loses quotes that they need."""
     plain = not isinstance(value, str) or (re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in _WORDS)
-    return str(Transformer.str(value)) if plain else _quoted(str(value))  # type: ignore[arg-type]
+    return str(Transformer.str(value)) if plain else quoted(str(value))  # type: ignore[arg-type]
 
 
 def _member(stack: Iterable[str]) -> str:
@@ -101,8 +101,9 @@ def _member(stack: Iterable[str]) -> str:
     changes = [o for o in stack if key_of(o) != "compress"]
     if not chosen:
         raise UserError(f"{' '.join(changes)} changes one stack: choose it with compress=NAME")
-    return f"[{','.join([chosen[0], *map(_quoted, changes)])}]" if changes else chosen[0]
+    return f"[{','.join([chosen[0], *map(quoted, changes)])}]" if changes else chosen[0]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A text in Hydra's grammar, whatever it holds."""
     return QuotedString(text, Quote.single).with_quotes()

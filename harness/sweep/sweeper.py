@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness.configure.again import again
 from harness.configure.arguments import check_choices
-from harness.configure.arms import Cell, cells, is_stack_override
+from harness.configure.arms import Cell, cells, is_stack_override, key_of
 from harness.configure.hydra_errors import CompositionError, said
 from harness.configure.typed import check_types
 from harness.engine.batches import one_line
@@ -40,7 +40,7 @@ from harness.records.progress import Stood, asked_since, stood
 from harness.records.shards import load_records
 from harness.records.sweep_folder import SUMMARY
 from harness.sweep import outcome
-from harness.sweep.fold import Job, fold
+from harness.sweep.fold import Job, fold, quoted
 from harness.sweep.launch_joblib import JoblibLauncher
 from harness.sweep.launch_ray import RayLauncher
 from harness.sweep.launch_submitit import SubmititLauncher
@@ -167,8 +167,15 @@ def _check(config: DictConfig) -> None:
     """Refuse a launcher's setting of the wrong type; the sweep's folder may stand in the home folder."""
     launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
     check_types(launcher, "hydra.launcher")
-    with open_dict(config):
-        config.hydra.sweep.dir = str(user_path(str(config.hydra.sweep.dir)))
+    folder = str(config.hydra.sweep.dir)
+    if folder.startswith("~"):
+        with open_dict(config):
+            config.hydra.sweep.dir = str(user_path(folder))
+            given = [o for o in config.hydra.overrides.hydra if key_of(o) != "hydra.sweep.dir"]
+            config.hydra.overrides.hydra = [
+                *given,
+                f"hydra.sweep.dir={quoted(config.hydra.sweep.dir)}",
+            ]  # what jobs are composed of
 
 
 def _row(one: Ended, homes: Mapping[tuple[str, ...], Path]) -> dict[str, Any]:
