@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.kv.attention import CURRENT, NAME, Forward
+from harness.kv.batch_views import Batch
 from harness.kv.cache import Row
 from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
 from harness.kv.memory import solve_budget
@@ -169,24 +170,35 @@ class Engine:
         return Step(settled, logits, [row.bytes().total for row in grown], torch.stack(errors) if errors else torch.empty(0))
 
     @torch.inference_mode()
-    def answer(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Greedy decoding of a wave in lockstep: held-back tokens first, then one token a step; finished rows leave."""
+    def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
+        """Greedy decoding of a wave in lockstep: held-back tokens first, then one token a step; finished rows leave.
+
+        views: bytes that decoded copies of the stores may take between steps; they change no bit.
+        """
         start = time.perf_counter()
         rows, feed = [ask.row for ask in asks], [list(ask.held) for ask in asks]
         out: list[list[int]] = [[] for _ in asks]
         most = [0] * len(asks)  # most rows held so far: only more of them can be a new peak
         peak, reasons, live = [row.bytes().total for row in rows], [""] * len(asks), list(range(len(asks)))
+        batch = self.batch(views)
         while live:
-            grown, run, logits = self._forward([rows[i] for i in live], [feed[i] for i in live])
+            live = batch.form(live, rows, [len(ids) for ids in feed])
+            before = [rows[i] for i in live]
+            grown, run, logits = self._forward(before, [feed[i] for i in live], batch=batch)
+            settled = _settled(before, grown, run, batch)
             for b, (i, token) in enumerate(zip(live, logits.argmax(-1).tolist(), strict=True)):
                 if rows[i].stack.evicts_steps and grown[b].size > most[i]:
                     most[i], peak[i] = grown[b].size, max(peak[i], grown[b].bytes().total)
-                rows[i], feed[i] = grown[b].settled(run, b), [token]
+                rows[i], feed[i] = settled[b], [token]
                 reasons[i] = self._take(asks[i], out[i], token)
             live = [i for i in live if not reasons[i]]
         seconds = time.perf_counter() - start
         peak = [max(p, row.bytes().total) for p, row in zip(peak, rows, strict=True)]  # without eviction a row only grows
         return [Answer(tuple(o), r, row, p, seconds) for o, r, row, p in zip(out, reasons, rows, peak, strict=True)]
+
+    def batch(self, views: int = 0) -> Batch:
+        """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores."""
+        return Batch(self.shape, self.groups, self.model.dtype, views)
 
     def begin(
         self,
@@ -194,6 +206,7 @@ class Engine:
         lengths: Sequence[int],
         needs: Sequence[Needs] | None = None,
         reference: Sequence[int] | None = None,
+        batch: Batch | None = None,
     ) -> Forward:
         """What attention must know to feed rows so many new tokens each; needs: what to record instead of what they ask for."""
         return Forward(
@@ -207,6 +220,7 @@ class Engine:
             ropes=self.ropes,
             starts=[row.next_position for row in rows],
             unrotated=[row.unrotated for row in rows],
+            teams=None if batch is None else batch.teams,
             reference=reference,
         )
 
@@ -226,6 +240,7 @@ class Engine:
         *,
         every: bool = False,
         reference: Sequence[int] | None = None,
+        batch: Batch | None = None,
     ) -> tuple[list[Row], Forward, Tensor]:
         """One forward: rows with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`."""
         lengths = [len(one) for one in ids]
@@ -237,7 +252,7 @@ class Engine:
         steps_BL = torch.arange(width, device=device).minimum(torch.tensor(lengths, device=device)[:, None] - 1)
         positions_BL = torch.tensor(starts, device=device)[:, None] + steps_BL
         last = sorted({n - 1 for n in lengths})
-        run = self.begin(rows, lengths, needs, reference)
+        run = self.begin(rows, lengths, needs, reference, batch)
         token = CURRENT.set(run)
         try:
             cache = EntryCache(len(self.shape.layers), self.kv_dtype)
@@ -250,3 +265,10 @@ class Engine:
             where = torch.tensor([last.index(n - 1) for n in lengths], device=device)
             logits = logits[torch.arange(len(rows), device=device), where]
         return [row.after(run, b) for b, row in enumerate(rows)], run, logits
+
+
+def _settled(before: Sequence[Row], grown: Sequence[Row], run: Forward, batch: Batch) -> list[Row]:
+    """Rows back at their budgets after a forward, the views of their batch brought up to date."""
+    choices = [row.choices(run, b) for b, row in enumerate(grown)]
+    batch.follow(run, before, grown, choices)
+    return [row.evicted(choice) for row, choice in zip(grown, choices, strict=True)]
