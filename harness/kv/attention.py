@@ -21,7 +21,7 @@ from harness.kv.layer import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.side import Side
-from harness.kv.statistics import column_sums, query_moments
+from harness.kv.statistics import column_sums, query_moments, step_sums
 from harness.stages.protocols import Needs, Stats
 
 NAME = "kv_harness"
@@ -246,8 +246,13 @@ def _record(call: _Call, rows: list[int], q: Tensor, k: Tensor) -> None:
         return
     sums: dict[int, Tensor] = {}
     if wanted := [i for i, need in enumerate(needs) if need.column_sums]:
-        flat = column_sums(call.run.pick(q, wanted).flatten(0, 1), call.run.pick(k, wanted).flatten(0, 1), call.scaling)
-        sums = dict(zip(wanted, flat.unflatten(0, (len(wanted), -1)), strict=True))  # type: ignore[no-untyped-call]
+        some_q, some_k = call.run.pick(q, wanted), call.run.pick(k, wanted)
+        if q.shape[2] == 1:
+            found = step_sums(some_q[:, :, 0], some_k, call.scaling)
+        else:
+            flat = column_sums(some_q.flatten(0, 1), some_k.flatten(0, 1), call.scaling)
+            found = flat.unflatten(0, (len(wanted), -1))  # type: ignore[no-untyped-call]
+        sums = dict(zip(wanted, found, strict=True))
     for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
         if not need:
             continue

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from harness.kv.batch_views import Batch
 from harness.kv.cache import Row
 from harness.lm.engine import Answer, Ask, Engine, Prefix, Scored, Step
 from harness.stages.protocols import Needs
@@ -27,8 +28,10 @@ class TimeLimitError(RuntimeError):
 class TimedEngine(Engine):
     """An engine whose every call, or everything inside one `limit()`, takes at most `seconds`."""
 
-    def __init__(self, model: PreTrainedModel, kv_dtype: torch.dtype, eos: Sequence[int], seconds: float) -> None:
-        super().__init__(model, kv_dtype, eos)
+    def __init__(
+        self, model: PreTrainedModel, kv_dtype: torch.dtype, eos: Sequence[int], seconds: float, *, invariant: bool = False
+    ) -> None:
+        super().__init__(model, kv_dtype, eos, invariant=invariant)
         self.seconds = seconds
         self._end: float | None = None
 
@@ -65,17 +68,23 @@ class TimedEngine(Engine):
         with self.limit():
             return super().score(rows, held, targets)
 
-    def read(self, rows: Sequence[Row], ids: Sequence[Sequence[int]], reference: Sequence[int] | None = None) -> Step:
+    def read(
+        self,
+        rows: Sequence[Row],
+        ids: Sequence[Sequence[int]],
+        reference: Sequence[int] | None = None,
+        batch: Batch | None = None,
+    ) -> Step:
         with self.limit():
-            return super().read(rows, ids, reference)
+            return super().read(rows, ids, reference, batch)
 
     def read_chunked(self, ids: Sequence[int], rows: Sequence[Row]) -> list[tuple[Row, int]]:
         with self.limit():
             return super().read_chunked(ids, rows)
 
-    def answer(self, asks: Sequence[Ask]) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
         with self.limit():
-            return super().answer(asks)
+            return super().answer(asks, views)
 
 
 def limited(engine: Engine) -> AbstractContextManager[None]:

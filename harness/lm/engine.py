@@ -20,6 +20,7 @@ from harness.kv.cache import Row
 from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
 from harness.kv.memory import solve_budget
 from harness.kv.rope import ropes_of
+from harness.lm.tiles import prepare, tiles
 from harness.lm.turning import tried
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
@@ -86,11 +87,16 @@ class Engine:
     """Runs a decoder on token ids through our stores.
 
     The model must be loaded with attn_implementation="kv_harness". kv_dtype: K and V are rounded to it once, on entry.
+    invariant: a row's logits are the same bits whatever shares its batch; the prefill of a context is always alone.
     """
 
-    def __init__(self, model: PreTrainedModel, kv_dtype: torch.dtype, eos: Sequence[int] = ()) -> None:
+    def __init__(
+        self, model: PreTrainedModel, kv_dtype: torch.dtype, eos: Sequence[int] = (), *, invariant: bool = False
+    ) -> None:
         assert model.config.get_text_config(decoder=True)._attn_implementation == NAME
-        self.model, self.kv_dtype, self.eos = model, kv_dtype, frozenset(eos)
+        self.model, self.kv_dtype, self.eos, self.invariant = model, kv_dtype, frozenset(eos), invariant
+        if invariant:
+            prepare(model)
         self.shape = shape_of(model.config)
         self.groups = self.shape.groups(layer_devices(model, len(self.shape.layers)))
         self.ropes, self.rope_moves = tried(model, self.shape, self.groups, *ropes_of(model, len(self.shape.layers)))
@@ -119,7 +125,7 @@ class Engine:
     def prefill(self, ids: Sequence[int], needs: Needs = Needs()) -> Prefix:  # noqa: B008 frozen
         """Read a context exactly, in one forward, recording what `needs` asks for."""
         start = time.perf_counter()
-        row, run, _ = self._forward([self.start()], [ids], [needs])
+        row, run, _ = self._forward([self.start()], [ids], [needs], alone=True)
         stats = tuple(run.stats[i][0] for i in range(len(self.shape.layers)))
         return Prefix(row[0], stats, time.perf_counter() - start)
 
@@ -162,10 +168,16 @@ class Engine:
         return out
 
     @torch.inference_mode()
-    def read(self, rows: Sequence[Row], ids: Sequence[Sequence[int]], reference: Sequence[int] | None = None) -> Step:
-        """Feed each row its own chunk and keep all logits: one step of a stream."""
-        grown, run, logits = self._forward(rows, ids, every=True, reference=reference)
-        settled = [row.settled(run, b) for b, row in enumerate(grown)]
+    def read(
+        self,
+        rows: Sequence[Row],
+        ids: Sequence[Sequence[int]],
+        reference: Sequence[int] | None = None,
+        batch: Batch | None = None,
+    ) -> Step:
+        """Feed each row its own chunk and keep all logits: one step of a stream; batch: the rows' own, formed for this step."""
+        grown, run, logits = self._forward(rows, ids, every=True, reference=reference, batch=batch)
+        settled = _settled(rows, grown, run, batch)
         errors = [run.errors[i].double().cpu() for i in sorted(run.errors)]
         return Step(settled, logits, [row.bytes().total for row in grown], torch.stack(errors) if errors else torch.empty(0))
 
@@ -241,8 +253,12 @@ class Engine:
         every: bool = False,
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
+        alone: bool = False,
     ) -> tuple[list[Row], Forward, Tensor]:
-        """One forward: rows with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`."""
+        """One forward: rows with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`.
+
+        alone: nothing ever shares this forward.
+        """
         lengths = [len(one) for one in ids]
         starts = [row.next_position for row in rows]
         # Shorter rows are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
@@ -257,7 +273,8 @@ class Engine:
         try:
             cache = EntryCache(len(self.shape.layers), self.kv_dtype)
             wanted = slice(None) if every else torch.tensor(last, device=device)
-            logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
+            with tiles(self.invariant and not alone):
+                logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
         assert sorted(run.stats) == list(range(len(self.shape.layers))), "a layer did not reach our attention"
@@ -267,8 +284,9 @@ class Engine:
         return [row.after(run, b) for b, row in enumerate(rows)], run, logits
 
 
-def _settled(before: Sequence[Row], grown: Sequence[Row], run: Forward, batch: Batch) -> list[Row]:
+def _settled(before: Sequence[Row], grown: Sequence[Row], run: Forward, batch: Batch | None) -> list[Row]:
     """Rows back at their budgets after a forward, the views of their batch brought up to date."""
     choices = [row.choices(run, b) for b, row in enumerate(grown)]
-    batch.follow(run, before, grown, choices)
+    if batch is not None:
+        batch.follow(run, before, grown, choices)
     return [row.evicted(choice) for row, choice in zip(grown, choices, strict=True)]

@@ -29,7 +29,8 @@ from harness.run.stream_runner import StreamRunner
 from harness.types import Corpus, Example, Task, UserError, require
 
 RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval": LmEvalRunner}
-NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit")
+NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit", "decoded_views")
+VIEWS = ("auto", "off")
 MOST_SEED = 1 << 63  # torch's generators take no more
 
 
@@ -43,6 +44,8 @@ class Options:
         memory_limit: bytes of the rows that decode together.
         time_limit: seconds that a record may take, None for any.
         redo: make records again that are there.
+        decoded_views: auto keeps decoded copies of stores between steps where memory_limit leaves room; off decodes every step.
+        batch_invariant: whether a request's logits are the same bits in any company.
     """
 
     limit: int | None
@@ -51,6 +54,8 @@ class Options:
     time_limit: float | None
     redo: bool
     progress: bool
+    decoded_views: str = "auto"
+    batch_invariant: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Options:
@@ -67,6 +72,10 @@ class Options:
         require(fits, "time_limit", seconds, "a positive number of seconds or null")
         redo = config.get("redo", False)
         require(isinstance(redo, bool), "redo", redo, "true or false")
+        views, invariant = config.get("decoded_views", "auto"), config.get("batch_invariant", False)
+        views = "off" if views is False else views  # what YAML makes of a bare off
+        require(views in VIEWS, "decoded_views", views, f"allowed are {', '.join(VIEWS)}")
+        require(isinstance(invariant, bool), "batch_invariant", invariant, "true or false")
         return cls(
             limit=limit,
             seeds=tuple(seeds),
@@ -74,6 +83,8 @@ class Options:
             time_limit=None if seconds is None else float(seconds),
             redo=redo,
             progress=progress,
+            decoded_views=views,
+            batch_invariant=invariant,
         )
 
 
@@ -144,9 +155,9 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool 
 
     lm = load(spec, NAME) if weights else outline(spec, NAME)
     engine = (
-        Engine(lm.model, lm.kv_dtype, lm.eos_ids)
+        Engine(lm.model, lm.kv_dtype, lm.eos_ids, invariant=options.batch_invariant)
         if options.time_limit is None
-        else TimedEngine(lm.model, lm.kv_dtype, lm.eos_ids, options.time_limit)
+        else TimedEngine(lm.model, lm.kv_dtype, lm.eos_ids, options.time_limit, invariant=options.batch_invariant)
     )
     shared = {k: v for k, v in config.items() if k not in ("compress", "stacks")}  # a stack's own code is in its cells' keys
     setup = Setup(
@@ -158,6 +169,7 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool 
         kv_dtype=spec.kv_dtype,
         shape=engine.shape,
         progress=options.progress,
+        views=options.decoded_views == "auto",
     )
     ready = tuple(_calibrated(cell, engine, lm) for cell in cells)
     return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, cells=ready)
