@@ -10,6 +10,7 @@ from typing import Any
 from harness.engine.batches import parse_bytes
 from harness.errors import require
 
+VIEWS = ("auto", "off")
 MOST_SEED = 1 << 63  # torch's generators take no more
 
 
@@ -23,6 +24,8 @@ class Options:
         memory_limit: bytes of the rows that decode together.
         time_limit: seconds that a record may take, None for any.
         redo: make records again that are there.
+        decoded_views: auto keeps decoded copies of stores between steps where memory_limit leaves room; off decodes every step.
+        batch_invariant: whether a request's logits are the same bits in any company.
     """
 
     limit: int | None
@@ -31,6 +34,8 @@ class Options:
     time_limit: float | None
     redo: bool
     progress: bool
+    decoded_views: str = "auto"
+    batch_invariant: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Options:
@@ -48,6 +53,10 @@ class Options:
         require(fits, "time_limit", seconds, "a positive number of seconds or null")
         redo = config.get("redo", False)
         require(isinstance(redo, bool), "redo", redo, "true or false")
+        views, invariant = config.get("decoded_views", "auto"), config.get("batch_invariant", False)
+        views = "off" if views is False else views  # what YAML makes of a bare off
+        require(views in VIEWS, "decoded_views", views, f"allowed are {', '.join(VIEWS)}")
+        require(isinstance(invariant, bool), "batch_invariant", invariant, "true or false")
         return cls(
             limit=limit,
             seeds=tuple(seeds),
@@ -55,6 +64,8 @@ class Options:
             time_limit=None if seconds is None else float(seconds),
             redo=redo,
             progress=progress,
+            decoded_views=views,
+            batch_invariant=invariant,
         )
 
 

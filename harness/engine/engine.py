@@ -16,8 +16,10 @@ from transformers import PreTrainedModel
 
 from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
 from harness.engine.logits import sound
+from harness.engine.tiles import prepare, tiles
 from harness.errors import UserError
 from harness.kv.attention import CURRENT, NAME, Forward
+from harness.kv.batch_views import Batch
 from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
 from harness.kv.memory import solve_budget
 from harness.kv.positions import held, learned_positions, moving_rotary
@@ -32,11 +34,16 @@ class Engine:
     """Runs a decoder on token ids through our stores.
 
     The model must be loaded with attn_implementation="kv_harness". kv_dtype: K and V are rounded to it once, on entry.
+    invariant: a row's logits are the same bits whatever shares its batch; the prefill of a context is always alone.
     """
 
-    def __init__(self, model: PreTrainedModel, kv_dtype: torch.dtype, eos: Sequence[int] = ()) -> None:
+    def __init__(
+        self, model: PreTrainedModel, kv_dtype: torch.dtype, eos: Sequence[int] = (), *, invariant: bool = False
+    ) -> None:
         assert model.config.get_text_config(decoder=True)._attn_implementation == NAME
-        self.model, self.kv_dtype, self.eos = model, kv_dtype, frozenset(eos)
+        self.model, self.kv_dtype, self.eos, self.invariant = model, kv_dtype, frozenset(eos), invariant
+        if invariant:
+            prepare(model)
         self.shape = shape_of(model.config)
         n = len(self.shape.layers)
         devices = layer_devices(model, n)
@@ -80,7 +87,7 @@ class Engine:
         `length`: tokens that will be fed in all, those of an answer included; as many as these where it is not given.
         """
         start = time.perf_counter()
-        row, run, _ = self._forward([self.start(length=length or len(ids))], [ids], [needs])
+        row, run, _ = self._forward([self.start(length=length or len(ids))], [ids], [needs], alone=True)
         stats = tuple(run.stats[i][0] for i in range(len(self.shape.layers)))
         return Prefix(row[0], stats, time.perf_counter() - start)
 
@@ -124,33 +131,50 @@ class Engine:
         return out
 
     @torch.inference_mode()
-    def read(self, rows: Sequence[Row], ids: Sequence[Sequence[int]], reference: Sequence[int] | None = None) -> Step:
-        """Feed each row its own chunk and keep all logits: one step of a stream."""
-        grown, run, logits = self._forward(rows, ids, every=True, reference=reference)
-        settled = [row.settled(run, b) for b, row in enumerate(grown)]
+    def read(
+        self,
+        rows: Sequence[Row],
+        ids: Sequence[Sequence[int]],
+        reference: Sequence[int] | None = None,
+        batch: Batch | None = None,
+    ) -> Step:
+        """Feed each row its own chunk and keep all logits: one step of a stream; batch: the rows' own, formed for this step."""
+        grown, run, logits = self._forward(rows, ids, every=True, reference=reference, batch=batch)
+        settled = _settled(rows, grown, run, batch)
         errors = [run.errors[i].double().cpu() for i in sorted(run.errors)]
         return Step(settled, logits, [row.bytes().total for row in grown], torch.stack(errors) if errors else torch.empty(0))
 
     @torch.inference_mode()
-    def answer(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Greedy decoding of a wave in lockstep: held-back tokens first, then one token a step; finished rows leave."""
+    def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
+        """Greedy decoding of a wave in lockstep: held-back tokens first, then one token a step; finished rows leave.
+
+        views: bytes that decoded copies of the stores may take between steps; they change no bit.
+        """
         start = time.perf_counter()
         rows, feed = [ask.row for ask in asks], [list(ask.held) for ask in asks]
         out: list[list[int]] = [[] for _ in asks]
         peak, reasons, live = [row.bytes().total for row in rows], [""] * len(asks), list(range(len(asks)))
         touched = [0] * len(asks)
+        batch = self.batch(views)
         while live:
-            grown, run, logits = self._forward([rows[i] for i in live], [feed[i] for i in live])
+            live = batch.form(live, rows, [len(ids) for ids in feed])
+            before = [rows[i] for i in live]
+            grown, run, logits = self._forward(before, [feed[i] for i in live], batch=batch)
+            settled = _settled(before, grown, run, batch)
             fine = sound(logits).tolist()
             for b, (i, token) in enumerate(zip(live, logits.argmax(-1).tolist(), strict=True)):
                 peak[i] = max(peak[i], grown[b].bytes().total)  # a store may shrink while it grows: watched, not assumed
                 reasons[i] = self._take(asks[i], out[i], token) if fine[b] else "unsound"
                 touched[i] = rows[i].touched() if reasons[i] else 0
-                rows[i], feed[i] = grown[b].settled(run, b), [token]
+                rows[i], feed[i] = settled[b], [token]
             live = [i for i in live if not reasons[i]]
         seconds = time.perf_counter() - start
         every = zip(out, reasons, rows, peak, touched, strict=True)
         return [Answer(tuple(o), r, row, p, seconds, t) for o, r, row, p, t in every]
+
+    def batch(self, views: int = 0) -> Batch:
+        """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores."""
+        return Batch(self.shape, self.groups, self.model.dtype, views)
 
     def begin(
         self,
@@ -158,6 +182,7 @@ class Engine:
         lengths: Sequence[int],
         needs: Sequence[Needs] | None = None,
         reference: Sequence[int] | None = None,
+        batch: Batch | None = None,
     ) -> Forward:
         """What attention must know to feed rows so many new tokens each; needs: what to record instead of what they ask for."""
         return Forward(
@@ -171,6 +196,7 @@ class Engine:
             ropes=self.ropes,
             starts=[row.next_position for row in rows],
             unrotated=[row.unrotated for row in rows],
+            teams=None if batch is None else batch.teams,
             reference=reference,
         )
 
@@ -190,8 +216,13 @@ class Engine:
         *,
         every: bool = False,
         reference: Sequence[int] | None = None,
+        batch: Batch | None = None,
+        alone: bool = False,
     ) -> tuple[list[Row], Forward, Tensor]:
-        """One forward: rows with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`."""
+        """One forward: rows with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`.
+
+        alone: nothing ever shares this forward.
+        """
         lengths = [len(one) for one in ids]
         starts = [row.next_position for row in rows]
         self.check_length(max(start + n for start, n in zip(starts, lengths, strict=True)))
@@ -202,12 +233,12 @@ class Engine:
         steps_BL = torch.arange(width, device=device).minimum(torch.tensor(lengths, device=device)[:, None] - 1)
         positions_BL = torch.tensor(starts, device=device)[:, None] + steps_BL
         last = sorted({n - 1 for n in lengths})
-        run = self.begin(rows, lengths, needs, reference)
+        run = self.begin(rows, lengths, needs, reference, batch)
         token = CURRENT.set(run)
         try:
             cache = EntryCache(len(self.shape.layers), self.kv_dtype)
             wanted = slice(None) if every else torch.tensor(last, device=device)
-            with held(self.rotary, [row.length for row in rows]):
+            with held(self.rotary, [row.length for row in rows]), tiles(self.invariant and not alone):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
@@ -216,3 +247,11 @@ class Engine:
             where = torch.tensor([last.index(n - 1) for n in lengths], device=device)
             logits = logits[torch.arange(len(rows), device=device), where]
         return [row.after(run, b) for b, row in enumerate(rows)], run, logits
+
+
+def _settled(before: Sequence[Row], grown: Sequence[Row], run: Forward, batch: Batch | None) -> list[Row]:
+    """Rows back at their budgets after a forward, the views of their batch brought up to date."""
+    choices = [row.choices(run, b) for b, row in enumerate(grown)]
+    if batch is not None:
+        batch.follow(run, before, grown, choices)
+    return [row.evicted(choice) for row, choice in zip(grown, choices, strict=True)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import groupby
 from operator import or_
 from typing import Any
@@ -36,10 +36,13 @@ class _Waiting:
 
 
 class Server:
-    """Serves jobs through an engine; jobs on one context must stand together to share its prefill."""
+    """Serves jobs through an engine; jobs on one context must stand together to share its prefill.
 
-    def __init__(self, engine: Engine, memory_limit: int) -> None:
-        self.engine, self.limit = engine, memory_limit
+    views: whether decoded copies of the stores may take what a wave leaves of the memory limit.
+    """
+
+    def __init__(self, engine: Engine, memory_limit: int, *, views: bool = True) -> None:
+        self.engine, self.limit, self.views = engine, memory_limit, views
         text = engine.model.config.get_text_config()
         self.forecast = Forecast(
             shape=engine.shape,
@@ -71,7 +74,7 @@ class Server:
                 done([size])
                 continue
             if waiting and (base + size + sum(w.forecast for w in waiting) > self.limit or _full(waiting, job)):
-                self._flush(waiting, done)
+                self._flush(waiting, done, base if prefix else 0)
             if prefix is None:
                 read = attempt(job, lambda: self._prefill(ids, jobs))
                 if isinstance(read, Served):
@@ -147,17 +150,20 @@ class Server:
         peak = prefix.nbytes(job.stack.needs) + (context.total if job.stack.compresses else 0)
         return Served(job=job, row=row, context=context, peak_prefill=peak, timings=timings)
 
-    def _flush(self, waiting: list[_Waiting], done: Done) -> None:
+    def _flush(self, waiting: list[_Waiting], done: Done, held: int = 0) -> None:
+        """Finish all that wait; held: bytes of what stays meanwhile, a prefix. Decoded views get what they leave free."""
         rows = [w.served for w in waiting]
+        room = max(self.limit - held - sum(w.forecast for w in waiting), 0) if self.views else 0
         waiting.clear()
         for wanted in (True, False):  # rows that generate step together, rows that score are fed once
             wave = [s for s in rows if (not s.job.targets) == wanted]
             if wave:
-                done(run_halving(self._generate if wanted else self._score, wave, failed, refused))
+                step = partial(self._generate, room=room) if wanted else self._score
+                done(run_halving(step, wave, failed, refused))
 
-    def _generate(self, wave: Sequence[Served]) -> list[Served]:
+    def _generate(self, wave: Sequence[Served], room: int) -> list[Served]:
         asks = [Ask(row=_row(s), held=s.job.held, max_new=s.job.max_new, stop=s.job.stop) for s in wave]
-        answers = self.engine.answer(asks)
+        answers = self.engine.answer(asks, room)
         return [
             replace(s, answer=a, timings={**s.timings, "wave_s": a.seconds, "wave_rows": float(len(wave))})
             if a.stop_reason != "unsound"

@@ -94,14 +94,20 @@ def context_row(engine: Engine, prefix: Prefix, ids: Sequence[int], stack: Stack
     return row, prefix.nbytes(stack.needs) + (row.bytes().total if stack.compresses else 0)
 
 
-def read(engine: Engine, wave: Sequence[Reading], chunk: int) -> list[Read]:
-    """Read all documents of a wave to their ends; ids beyond what a row has seen are fed, each predicting the next."""
+def read(engine: Engine, wave: Sequence[Reading], chunk: int, views: int = 0) -> list[Read]:
+    """Read all documents of a wave to their ends; ids beyond what a row has seen are fed, each predicting the next.
+
+    views: bytes that decoded copies of the stores may take between steps; they change no bit.
+    """
     out = [Read(reading.row, peak=reading.row.bytes().total) for reading in wave]
-    start, steps = time.perf_counter(), 0
+    start, steps, batch = time.perf_counter(), 0, engine.batch(views)
     while live := [i for i, reading in enumerate(wave) if out[i].row.seen < len(reading.ids) - 1]:
-        chunks = [_next(wave[i], out[i].row.seen, chunk) for i in live]
+        each = [_next(wave[i], one.row.seen, chunk) for i, one in enumerate(out)]
+        live = batch.form(live, [one.row for one in out], [len(fed) for fed, _ in each])
+        chunks = [each[i] for i in live]
         where = {i: b for b, i in enumerate(live)}
-        step = engine.read([out[i].row for i in live], [fed for fed, _ in chunks], [where[wave[i].reference] for i in live])
+        references = [where[wave[i].reference] for i in live]
+        step = engine.read([out[i].row for i in live], [fed for fed, _ in chunks], references, batch)
         for b, i in enumerate(live):
             fed, targets = chunks[b]
             out[i].compressed += len(targets) * (out[i].row.touched() > 0)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
 from harness.engine.engine import Engine
+from harness.kv.batch_views import Batch
 from harness.kv.sequence_cache import Row
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
@@ -28,8 +29,10 @@ class TimeLimitError(RuntimeError):
 class TimedEngine(Engine):
     """An engine whose every call, or everything inside one `limit()`, takes at most `seconds`."""
 
-    def __init__(self, model: PreTrainedModel, kv_dtype: torch.dtype, eos: Sequence[int], seconds: float) -> None:
-        super().__init__(model, kv_dtype, eos)
+    def __init__(
+        self, model: PreTrainedModel, kv_dtype: torch.dtype, eos: Sequence[int], seconds: float, *, invariant: bool = False
+    ) -> None:
+        super().__init__(model, kv_dtype, eos, invariant=invariant)
         self.seconds = seconds
         self._end: float | None = None
 
@@ -66,17 +69,23 @@ class TimedEngine(Engine):
         with self.limit():
             return super().score(rows, held, targets)
 
-    def read(self, rows: Sequence[Row], ids: Sequence[Sequence[int]], reference: Sequence[int] | None = None) -> Step:
+    def read(
+        self,
+        rows: Sequence[Row],
+        ids: Sequence[Sequence[int]],
+        reference: Sequence[int] | None = None,
+        batch: Batch | None = None,
+    ) -> Step:
         with self.limit():
-            return super().read(rows, ids, reference)
+            return super().read(rows, ids, reference, batch)
 
     def read_chunked(self, ids: Sequence[int], rows: Sequence[Row]) -> list[tuple[Row, int]]:
         with self.limit():
             return super().read_chunked(ids, rows)
 
-    def answer(self, asks: Sequence[Ask]) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
         with self.limit():
-            return super().answer(asks)
+            return super().answer(asks, views)
 
 
 def limited(engine: Engine) -> AbstractContextManager[None]:

@@ -34,7 +34,7 @@ from harness.records.store import Store
 from harness.types import Corpus, Example, Task
 
 RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval": LmEvalRunner}
-NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit")
+NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit", "decoded_views")
 Build = Callable[[Any, str], Any]  # from a part's configuration and its name, which a refusal starts with
 
 
@@ -111,9 +111,9 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool 
 
     lm = load(spec, NAME) if weights else outline(spec, NAME)
     engine = (
-        Engine(lm.model, lm.kv_dtype, lm.eos_ids)
+        Engine(lm.model, lm.kv_dtype, lm.eos_ids, invariant=options.batch_invariant)
         if options.time_limit is None
-        else TimedEngine(lm.model, lm.kv_dtype, lm.eos_ids, options.time_limit)
+        else TimedEngine(lm.model, lm.kv_dtype, lm.eos_ids, options.time_limit, invariant=options.batch_invariant)
     )
     shared = {k: v for k, v in config.items() if k not in ("compress", "stacks")}  # a stack's own code is in its cells' keys
     setup = Setup(
@@ -130,6 +130,7 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool 
         kv_dtype=spec.kv_dtype,
         shape=engine.shape,
         progress=options.progress,
+        views=options.decoded_views == "auto",
     )
     ready = tuple(_calibrated(cell, engine, lm) for cell in cells)
     return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, cells=ready)

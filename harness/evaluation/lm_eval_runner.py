@@ -52,7 +52,7 @@ class LmEvalRunner:
         limit = lm.tokens.max_length
         require(limit is not None, "model", setup.model, "lm-eval needs to know how many positions it has")
         self.encode = Encoder(lm.tokens, int(limit or 0), task.truncate)
-        self.service = LmEvalService(engine, lm.tokens, setup.memory_limit)
+        self.service = LmEvalService(engine, lm.tokens, setup.memory_limit, views=setup.views)
         self.vocabulary = int(engine.model.config.get_text_config().vocab_size)
 
     def works(self, examples: Sequence[Example], cells: Sequence[Cell], seed: int) -> list[Work]:

@@ -25,7 +25,7 @@ class Runner:
 
     def __init__(self, lm: LM, engine: Engine, task: Task, store: Store[Work], setup: Setup) -> None:
         self.lm, self.task, self.store, self.setup = lm, task, store, setup
-        self.server = Server(engine, setup.memory_limit)
+        self.server = Server(engine, setup.memory_limit, views=setup.views)
 
     def works(self, examples: Sequence[Example], cells: Sequence[Cell], seed: int) -> list[Work]:
         """The records that all examples under all cells are."""

@@ -36,6 +36,7 @@ class Setup:
     kv_dtype: str
     shape: ModelShape
     progress: bool = True
+    views: bool = True  # whether decoded copies of stores may take what a wave leaves of the memory limit
 
 
 @dataclass(frozen=True)

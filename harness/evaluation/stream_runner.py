@@ -98,6 +98,10 @@ class StreamRunner:
         new = all(other.prompt.sha256 != work.prompt.sha256 for other in wave)
         return self._size(work.cell.stack, total) + (self._size(Stack(), total) if new else 0)
 
+    def _free(self, wave: Sequence[Work]) -> int:
+        """Bytes that a wave leaves of the memory limit."""
+        return max(self.setup.memory_limit - sum(self._added(work, wave[:i]) for i, work in enumerate(wave)), 0)
+
     def _size(self, stack: Stack, total: int) -> int:
         if stack.keep is not None and stack.phase == "prefill" and not self.task.context:
             raise UserError(ONCE)
@@ -114,7 +118,7 @@ class StreamRunner:
         with limited(self.engine):
             for _, same in groupby(work, key=lambda one: one.prompt.sha256):
                 self._document(list(same), readings)
-            done = read(self.engine, readings, self.task.chunk)
+            done = read(self.engine, readings, self.task.chunk, self._free(work) if self.setup.views else 0)
         results = zip(readings, done, strict=True)
         return [self._finish(recorder, reading, one, len(readings)) for reading, one in results if reading.tag]
 

@@ -16,7 +16,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.kv import honoured
-from harness.kv.attention_stats import column_sums, query_moments
+from harness.kv.attention_stats import column_sums, query_moments, step_sums
+from harness.kv.batch_views import Team, Views
 from harness.kv.head_group import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
@@ -47,6 +48,7 @@ class Forward:
     ropes: Sequence[LayerRope | None] = ()
     starts: Sequence[int] | None = None  # position of each row's first new token; None: as many as it has seen
     unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated to their place in the cache
+    teams: Sequence[Team] | None = None  # rows that attend in one call, in order; None: those that are alike in a layer
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
     errors: dict[int, Tensor] = field(default_factory=dict)  # of a layer, [B, 2]: |out - ref|^2, |ref|^2
     new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -103,17 +105,19 @@ class Forward:
             self.masks[key] = None if plain else allowed[None, None]
         return self.masks[key]
 
-    def alike(self, layer: int) -> list[list[int]]:
+    def alike(self, layer: int) -> list[Team]:
         """Batch rows whose stores have the same shape in a layer, and as many new tokens: they attend in one call."""
+        if self.teams is not None:
+            return list(self.teams)
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row, n in enumerate(self.lengths):
             shape = tuple((part.heads.start, part.heads.stop, part.n) for part, _ in self.stores[row].get(layer, ()))
             groups.setdefault((n, *shape), []).append(row)
-        return list(groups.values())
+        return [Team([], rows) for rows in groups.values()]
 
     def pick(self, x: Tensor, rows: list[int]) -> Tensor:
-        """The batch rows `rows` of x; a view where they are all of x or a single one."""
-        if len(rows) == 1 or len(rows) == x.shape[0]:
+        """The batch rows `rows` of x; a view where they follow one another."""
+        if rows[-1] - rows[0] == len(rows) - 1:  # always in rising order
             return x[rows[0] : rows[0] + len(rows)]
         key = (*rows, x.device)
         if key not in self.picks:
@@ -143,15 +147,18 @@ def attend(
     call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs)
     run.keep_new(layer, key, value)
     run.stats[layer] = [Stats()] * len(run.lengths)
-    outputs: list[Tensor] = [query] * len(run.lengths)
-    for rows in run.alike(layer):
-        n = run.lengths[rows[0]]
-        out = _attend_rows(call, rows, *(run.pick(x, rows)[:, :, :n] for x in (query, key, value)))
+    outputs: dict[int, Tensor] = {}  # by the first row they are for
+    teams = run.alike(layer)
+    for team in teams:
+        rows, n = team.rows, run.lengths[team.rows[0]]
+        out = _attend_rows(call, team, *(run.pick(x, rows)[:, :, :n] for x in (query, key, value)))
         if n < query.shape[2]:
             out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - n))
-        for i, row in enumerate(rows):
-            outputs[row] = out[i : i + 1]
-    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if rows[-1] - rows[0] == len(rows) - 1:
+            outputs[rows[0]] = out
+        else:
+            outputs |= {row: out[i : i + 1] for i, row in enumerate(rows)}
+    joined = outputs[0] if len(outputs) == 1 else torch.cat([outputs[row] for row in sorted(outputs)])
     if run.reference is not None:
         run.errors[layer] = _distances(joined, run.reference)
     return joined, None
@@ -179,23 +186,37 @@ class _Call:
         return self.run.shape.layers[self.layer].window
 
 
-def _attend_rows(call: _Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Output [R, L, Q, D] of rows whose stores have the same shape, part by part; their statistics go to the forward."""
-    run, outputs = call.run, []
+    run, rows, outputs = call.run, team.rows, []
     group, length = q.shape[1] // k.shape[1], k.shape[2]
     stores = [run.stores[row].get(call.layer, ()) for row in rows]
     for slots in zip(*stores, strict=True) if stores[0] else [()]:
         heads = slice(slots[0].part.heads.start, slots[0].part.heads.stop) if slots else slice(0, k.shape[1])
         part_q = q[:, heads.start * group : heads.stop * group]
-        all_k = _joined([(slot.part.keys, slot.at) for slot in slots], k[:, heads])
-        all_v = _joined([(slot.part.values, slot.at) for slot in slots], v[:, heads])
-        _turn_stored(call, rows, all_k, length)
+        if team.views is not None:
+            all_k, all_v = _shown(call, team.views, slots[0].part.n, heads, (k, v))
+        else:
+            all_k = _joined([(slot.part.keys, slot.at) for slot in slots], k[:, heads])
+            all_v = _joined([(slot.part.values, slot.at) for slot in slots], v[:, heads])
+            _turn_stored(call, rows, all_k, length)
         mask = run.mask(all_k.shape[2] - length, length, call.window)
         mask = mask if mask is None else mask.to(q.device)
         out, _ = sdpa_attention_forward(call.module, part_q, all_k, all_v, mask, scaling=call.scaling, **call.kwargs)
         outputs.append(out)
         _record(call, rows, part_q, all_k)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+
+
+def _shown(call: _Call, views: Sequence[Views], n: int, heads: slice, new: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """The same from views: K and V [R, H, N + L, D] of some heads, the new tokens written behind the N stored ones."""
+    group, at = call.run.places[call.layer]
+    shown, stop = [], n + new[0].shape[2]
+    for x, new_RHLD in zip(views[group].both, new, strict=True):
+        view = x[at, :, heads, :stop]
+        view[:, :, n:] = new_RHLD[:, heads]
+        shown.append(view)
+    return shown
 
 
 def _joined(stored: list[tuple[Side, slice]], new_RHLD: Tensor) -> Tensor:
@@ -227,8 +248,13 @@ def _record(call: _Call, rows: list[int], q: Tensor, k: Tensor) -> None:
         return
     sums: dict[int, Tensor] = {}
     if wanted := [i for i, need in enumerate(needs) if need.column_sums]:
-        flat = column_sums(call.run.pick(q, wanted).flatten(0, 1), call.run.pick(k, wanted).flatten(0, 1), call.scaling)
-        sums = dict(zip(wanted, flat.unflatten(0, (len(wanted), -1)), strict=True))  # type: ignore[no-untyped-call]
+        some_q, some_k = call.run.pick(q, wanted), call.run.pick(k, wanted)
+        if q.shape[2] == 1:
+            found = step_sums(some_q[:, :, 0], some_k, call.scaling)
+        else:
+            flat = column_sums(some_q.flatten(0, 1), some_k.flatten(0, 1), call.scaling)
+            found = flat.unflatten(0, (len(wanted), -1))  # type: ignore[no-untyped-call]
+        sums = dict(zip(wanted, found, strict=True))
     for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
         if not need:
             continue

@@ -33,6 +33,14 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float) -> Tensor:
     return sums_HN / group
 
 
+def step_sums(q_RQD: Tensor, k_RHND: Tensor, scaling: float) -> Tensor:
+    """The same for a single new query in each of R rows, [R, H, N] fp32."""
+    (r, n_q, d), h = q_RQD.shape, k_RHND.shape[1]
+    q_RHGD = (q_RQD.float() * scaling).view(r, h, n_q // h, d)
+    sums_RHN: Tensor = (q_RHGD @ k_RHND.float().mT).softmax(-1).sum(2)
+    return sums_RHN.div_(n_q // h)
+
+
 def query_moments(q_QLD: Tensor) -> tuple[Tensor, Tensor]:
     """Mean [Q, D] and covariance [Q, D, D] (divided by L, 0 for a single query) of L queries, fp32."""
     q_QLD = q_QLD.float()

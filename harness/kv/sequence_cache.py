@@ -18,6 +18,7 @@ from harness.kv.shape import ModelShape
 from harness.kv.token_store import Side, own
 from harness.kv.view import part_view
 from harness.stages.encoded import Heads
+from harness.stages.keep import Choice
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
 from harness.types import KV, Bytes
@@ -141,9 +142,13 @@ class Row:
 
     def settled(self, run: Forward, row: int) -> Row:
         """This row back at its budget, if its phase evicts after this forward."""
+        return self.evicted(self.choices(run, row))
+
+    def choices(self, run: Forward, row: int) -> list[Choice] | None:
+        """What stays after this forward; None where the phase evicts nothing then."""
         if not self._evicts or self.seen - self.evicted_at < self.stack.every:
-            return self
-        return self._evict({i: run.stats[i][row] for i in self.shape.full_layers}, rotated=not self.unrotated)
+            return None
+        return self._choose({i: run.stats[i][row] for i in self.shape.full_layers}, rotated=not self.unrotated)
 
     def read(self) -> Row:
         """This row at the end of its context: what only reading the context needed is dropped."""
@@ -163,7 +168,7 @@ class Row:
         if stack.keeps_state:
             out = replace(out, parts=tuple(part.with_sums(stats) for part in self.parts))
         if budget is not None:
-            out = out._evict(dict(enumerate(stats)), rotated=True)
+            out = out.evicted(out._choose(dict(enumerate(stats)), rotated=True))
         return replace(out, parts=tuple(out._encoded(part, dtype) for part in out.parts))
 
     def _encoded(self, part: Part, dtype: torch.dtype) -> Part:
@@ -179,15 +184,18 @@ class Row:
         keys, values = (Side.of(x, codec, view, part.heads) for x, codec in ((k, stack.keys), (v, stack.values)))
         return replace(part, keys=keys, values=values)
 
-    def _evict(self, stats: dict[int, Stats], *, rotated: bool) -> Row:
-        """Keep the budget's rows in every full layer; layers that hold no more than it are left alone."""
+    def _choose(self, stats: dict[int, Stats], *, rotated: bool) -> list[Choice]:
+        """The budget's rows in every full layer; layers that hold no more than it have no choice."""
         keep, budget = self.stack.keep, self.budget
         assert keep is not None and budget is not None
         ropes = self.ropes or (None,) * len(self.shape.layers)
-        choices = keep.choose(
-            [part_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed],
-            budget,
-        )
+        views = [part_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed]
+        return keep.choose(views, budget)
+
+    def evicted(self, choices: Sequence[Choice] | None) -> Row:
+        """This row with only what was chosen, in the layers that have a choice; itself where nothing was to be chosen."""
+        if choices is None:
+            return self
         parts: list[Part] = []
         for part in self.parts:
             left = list(part.heads.layers)

@@ -121,6 +121,13 @@ class Side:
         if self.tail_HND.shape[1]:
             out_HND[:, at:] = self.tail_HND[heads]
 
+    def newest_encoded(self, n: int, dtype: torch.dtype) -> Tensor:
+        """The last n encoded rows [H, n, D], all of the newest chunk, decoded to `dtype`."""
+        chunk, tail = self.chunks[-1], self.tail_HND
+        out = torch.empty(tail.shape[0], n, tail.shape[2], dtype=dtype, device=tail.device)
+        self.codec.decode(chunk if n == chunk.n else chunk.newest(n), out)
+        return out
+
     def exact(self) -> Tensor:
         """The rows of an exact side in the cache dtype; the very tensor when it is in one piece."""
         assert not self.codec.lossy and not self.tail_HND.shape[1]

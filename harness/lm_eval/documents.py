@@ -66,9 +66,9 @@ class Replied:
 class LmEvalService:
     """Serves documents of lm-eval through an engine."""
 
-    def __init__(self, engine: Engine, tokens: Tokenizer, memory_limit: int) -> None:
+    def __init__(self, engine: Engine, tokens: Tokenizer, memory_limit: int, *, views: bool = True) -> None:
         self.tokens = tokens
-        self.server = Server(engine, memory_limit)
+        self.server = Server(engine, memory_limit, views=views)
         self.windows = WindowReader(engine, self.server.forecast, memory_limit)
 
     def serve(self, asked: Sequence[Asked], done: Callable[[list[Replied]], Any]) -> None:

@@ -98,6 +98,14 @@ class Encoded:
         )
         return Encoded(payload, metadata, self.n, shared, self.clipped)
 
+    def newest(self, n: int) -> Encoded:
+        """Views of the last n rows, whole blocks of them."""
+        payload, metadata = (
+            {k: t[:, t.shape[1] - t.shape[1] * n // self.n :] for k, t in group.items()}
+            for group in (self.payload, self.metadata)
+        )
+        return Encoded(payload, metadata, n, self.shared, self.clipped)
+
     @staticmethod
     def stack(parts: Sequence[Encoded]) -> Encoded:
         """Chunks of as many rows, their heads one after another."""

@@ -52,6 +52,11 @@ class Codec(Protocol):
         """False only where decoding gives back what was encoded, bit for bit."""
         return True
 
+    @property
+    def by_rows(self) -> bool:
+        """True where decoding some of the rows (whole blocks) or heads gives the very bits that decoding all of them gives."""
+        return False
+
     def info(self) -> dict[str, object]:
         """What a record says of the codec: bits, axis, group, scale source (unit, dynamic, frozen, calibrated)."""
         return {"codec": self.name}

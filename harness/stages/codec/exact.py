@@ -20,6 +20,10 @@ class Exact(Codec):
     def lossy(self) -> bool:
         return False
 
+    @property
+    def by_rows(self) -> bool:
+        return True
+
     def encode(self, x_HND: Tensor) -> Encoded:
         return Encoded({"rows": x_HND}, {}, int(x_HND.shape[1]))
 

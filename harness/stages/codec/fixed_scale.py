@@ -72,6 +72,10 @@ class FixedScale(Codec):
         """All of them, once there are enough to freeze a scale on."""
         return 0 if self.scale == "frozen" and not encoded and tail < self.first else tail
 
+    @property
+    def by_rows(self) -> bool:
+        return True
+
     def info(self) -> dict[str, object]:
         about = {"calibration": dict(self.limits.about)} if self.limits else {}
         first = {"first": self.first} if self.scale == "frozen" else {}

@@ -24,6 +24,10 @@ class Int8(Codec):
 
     name: str = "int8"
 
+    @property
+    def by_rows(self) -> bool:
+        return True
+
     def info(self) -> dict[str, object]:
         return {"codec": self.name, "bits": 8, "axis": "token", "scale": "dynamic", "clipped": 0.0}
 

@@ -78,6 +78,10 @@ class IntGroups(Codec):
     def flush(self) -> int:
         return self.flush_rows or self.block
 
+    @property
+    def by_rows(self) -> bool:
+        return True
+
     def info(self) -> dict[str, object]:
         return {
             "codec": self.name,
