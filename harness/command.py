@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
 from harness.configure.again import again
-from harness.configure.arms import FULL, cells
+from harness.configure.arms import FULL, arms_of
 from harness.errors import UserError
 from harness.evaluation.assemble import assemble, results_folder
 from harness.evaluation.notices import notices
-from harness.evaluation.recorder import Work, asked
+from harness.evaluation.recorder import Planned, asked
 from harness.pages.run_folder import write_all
 from harness.pages.table import show
 from harness.records.current import current_records
@@ -38,13 +38,13 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         (run folder, records that failed; where there are none but nothing that was asked for could be made, those refused).
     """
     _quiet()
-    found = cells(cfg, overrides)
+    found = arms_of(cfg, overrides)
     spelled = {cell.name: cell.spellings for cell in found if len(cell.spellings) > 1}
     for name, spellings in spelled.items():
         print(f"{name} is one point for what comes to the same: {'; '.join(spellings)}")
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     bench = assemble(config, found)
-    store: Store[Work] = Store(results_folder(config) / bench.setup.run_id, redo=bench.options.redo)
+    store: Store[Planned] = Store(results_folder(config) / bench.setup.run_id, redo=bench.options.redo)
     try:
         runner = bench.runner(store)
         works = bench.works(runner)
@@ -62,7 +62,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     return store.folder, _show(store, overrides, failures)
 
 
-def _show(store: Store[Work], overrides: Sequence[str], failures: Sequence[str]) -> int:
+def _show(store: Store[Planned], overrides: Sequence[str], failures: Sequence[str]) -> int:
     """The table of what was asked for, and how many of it failed; the folder's page holds all of its records."""
     loaded, stale = current_records(store.folder)
     records = loaded.records

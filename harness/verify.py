@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.configure.arms import Cell
+from harness.configure.arms import Arm
 from harness.configure.trusted import Builder, check_rest
 from harness.engine.batches import parse_bytes
 from harness.errors import UserError, require
 from harness.evaluation.assemble import Bench, assemble
-from harness.evaluation.recorder import Work
+from harness.evaluation.recorder import Planned
 from harness.files.plain_files import printable
 from harness.records.current import current_records
 from harness.records.failures import bare
@@ -147,11 +147,11 @@ def same(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def _made(bench: Bench, scratch: Path, chosen: Sequence[Json], cells: Mapping[str, Cell]) -> dict[Any, Json]:
-    store: Store[Work] = Store(scratch)
+def _made(bench: Bench, scratch: Path, chosen: Sequence[Json], cells: Mapping[str, Arm]) -> dict[Any, Json]:
+    store: Store[Planned] = Store(scratch)
     runner = bench.runner(store)
     wanted = {_name(record) for record in chosen}
-    works: list[Work] = []
+    works: list[Planned] = []
     for seed in sorted({record["seed"] for record in chosen}):
         ids = {record["example_id"] for record in chosen if record["seed"] == seed}
         examples = [example for example in bench.examples(seed) if example.id in ids]
@@ -171,9 +171,9 @@ def _cell_of(record: Mapping[str, Any]) -> str:
     return json.dumps([record["stack"], record["point"], record["stack_config"]], sort_keys=True)
 
 
-def _cell(record: Mapping[str, Any], build: Builder) -> Cell:
+def _cell(record: Mapping[str, Any], build: Builder) -> Arm:
     stack = build(record["stack_config"], f"stack {record['stack']!r}")
-    return Cell(record["stack"], record["point"], record["stack_config"], stack)
+    return Arm(record["stack"], record["point"], record["stack_config"], stack)
 
 
 def _short(value: object) -> str:

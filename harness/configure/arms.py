@@ -23,7 +23,7 @@ FULL = "full"
 
 
 @dataclass(frozen=True)
-class Cell:
+class Arm:
     """One stack at one point, with its resolved configuration.
 
     failure: why none of its records can be made (one line, traceback), where its calibration failed.
@@ -53,7 +53,7 @@ def is_stack_override(override: str) -> bool:
     return key == "compress" or key.startswith("compress.") or "@compress." in key
 
 
-def cells(cfg: DictConfig, overrides: Sequence[str]) -> list[Cell]:
+def arms_of(cfg: DictConfig, overrides: Sequence[str]) -> list[Arm]:
     """All cells of a run, the full cache first and once.
 
     Raises:
@@ -91,7 +91,7 @@ def _chosen(overrides: Sequence[str]) -> str | None:
     return str(name)
 
 
-def _changed_full(full: Stack, changes: Sequence[str]) -> list[Cell]:
+def _changed_full(full: Stack, changes: Sequence[str]) -> list[Arm]:
     """The full cache with other parts is a stack of its own; changes that leave it the full cache are refused."""
     found = _stack_cells(FULL, changes)
     for cell in found:
@@ -110,9 +110,9 @@ def _member(member: Any) -> tuple[str, list[str]]:
     return name, own
 
 
-def _once(found: list[Cell]) -> list[Cell]:
+def _once(found: list[Arm]) -> list[Arm]:
     """Cells that differ in what they resolve to, each with all its spellings; two labels of one would be two points for one."""
-    unique: dict[str, Cell] = {}
+    unique: dict[str, Arm] = {}
     for cell in found:
         first = unique.setdefault(digest(_plain_numbers(cell.config)), cell)
         spellings = tuple(dict.fromkeys((*first.spellings, *cell.spellings)))
@@ -129,7 +129,7 @@ def _plain_numbers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _used(cell: Cell, asked: Sequence[str]) -> Cell:
+def _used(cell: Arm, asked: Sequence[str]) -> Arm:
     """The cell with settings that its phase does not use at their defaults, and how it was asked for."""
     idle = {name: value for name, value in unused(cell.stack.keep, cell.stack.phase).items() if name in cell.config}
     point = (f"{key}={value}" for key, value in cell.point.items())
@@ -152,7 +152,7 @@ def _compose(name: str, changes: Sequence[str]) -> DictConfig:
     return compress
 
 
-def _stack_cells(name: str, changes: Sequence[str]) -> list[Cell]:
+def _stack_cells(name: str, changes: Sequence[str]) -> list[Arm]:
     base = _compose(name, changes)
     points = _points(base, changes)
     label = name if not changes or _same_stack(base, _compose(name, []), points) else None
@@ -203,7 +203,7 @@ def _same_stack(base: DictConfig, pristine: DictConfig, points: list[dict[str, A
     return bool(bare(base) == bare(pristine))
 
 
-def _cell(base: DictConfig, name: str, label: str | None, point: dict[str, Any]) -> Cell:
+def _cell(base: DictConfig, name: str, label: str | None, point: dict[str, Any]) -> Arm:
     config = base.copy()
     for key, value in point.items():
         if OmegaConf.select(config, key, default=Ellipsis) is Ellipsis:
@@ -215,7 +215,7 @@ def _cell(base: DictConfig, name: str, label: str | None, point: dict[str, Any])
     stack = build(plain, where)
     if not isinstance(stack, Stack):
         raise UserError(f"{where}: compress._target_={plain[TARGET]!r} makes no harness.stages.stack.Stack")
-    return Cell(label or _resolved_label(stack, base, plain), dict(point), plain, stack)
+    return Arm(label or _resolved_label(stack, base, plain), dict(point), plain, stack)
 
 
 def _resolved_label(stack: Stack, base: DictConfig, plain: dict[str, Any]) -> str:

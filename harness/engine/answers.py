@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs, Stats
 
 
@@ -15,7 +15,7 @@ from harness.stages.protocols import Needs, Stats
 class Prefix:
     """The exact cache of a context, read-only, with the statistics that the stacks asked for, per layer."""
 
-    row: Row
+    row: SequenceCache
     stats: tuple[Stats, ...]
     seconds: float
 
@@ -28,7 +28,7 @@ class Prefix:
 class Ask:
     """What one row is fed and when it stops; `stop` sees all generated ids after each one."""
 
-    row: Row
+    row: SequenceCache
     held: Sequence[int]
     max_new: int
     stop: Callable[[Sequence[int]], bool] = lambda ids: False
@@ -43,7 +43,7 @@ class Answer:
 
     ids: tuple[int, ...]
     stop_reason: str  # eos | stop | length | unsound: logits that are no distribution
-    row: Row
+    row: SequenceCache
     peak: int
     seconds: float  # of the whole wave
     touched: int = 0
@@ -58,7 +58,7 @@ class Scored:
 
     logp: tuple[float, ...]
     greedy: bool
-    row: Row
+    row: SequenceCache
     peak: int  # bytes with all tokens joined, before any was evicted
     sound: bool = True
 
@@ -70,7 +70,7 @@ class Step:
     errors: fp64 [layers, B, 2], for each row |out - reference|^2 and |reference|^2 summed over the chunk.
     """
 
-    rows: list[Row]
+    rows: list[SequenceCache]
     logits_BLV: Tensor
     grown_bytes: list[int]
     errors: Tensor

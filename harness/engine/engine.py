@@ -25,7 +25,7 @@ from harness.kv.memory import solve_budget
 from harness.kv.positions import held, learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import tried
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -51,7 +51,7 @@ class Engine:
         self.groups = self.shape.groups(devices, self.ropes)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
 
-    def start(self, stack: Stack = Stack(), total: int = 0, seed: int = 0, length: int = 0) -> Row:  # noqa: B008 frozen
+    def start(self, stack: Stack = Stack(), total: int = 0, seed: int = 0, length: int = 0) -> SequenceCache:  # noqa: B008 frozen
         """A row that has seen nothing and compresses from its first token on.
 
         A fraction or byte budget is solved for `total` tokens. `length` tokens will be fed in all, `total` where it is not
@@ -59,7 +59,9 @@ class Engine:
         """
         self.check(stack)
         self.check_length(length or total)
-        row = Row.empty(self.shape, stack, solve_budget(stack, self.shape, total, self.kv_dtype.itemsize), seed, self.ropes)
+        row = SequenceCache.empty(
+            self.shape, stack, solve_budget(stack, self.shape, total, self.kv_dtype.itemsize), seed, self.ropes
+        )
         return row if self.rotary is None else replace(row, length=length or total)
 
     def check_length(self, tokens: int) -> None:
@@ -92,13 +94,13 @@ class Engine:
         return Prefix(row[0], stats, time.perf_counter() - start)
 
     @torch.inference_mode()
-    def compress(self, prefix: Prefix, stack: Stack, seed: int = 0) -> Row:
+    def compress(self, prefix: Prefix, stack: Stack, seed: int = 0) -> SequenceCache:
         """The context under one stack; the prefix is not changed. UserError when the budget is too small for it."""
         self.check(stack)
         return prefix.row.compress(stack, prefix.stats, seed, self.model.dtype)
 
     @torch.inference_mode()
-    def read_chunked(self, ids: Sequence[int], rows: Sequence[Row]) -> list[tuple[Row, int]]:
+    def read_chunked(self, ids: Sequence[int], rows: Sequence[SequenceCache]) -> list[tuple[SequenceCache, int]]:
         """Read a context into empty rows, each in chunks of its own stack; the rows afterwards and their largest bytes."""
         rows, peak = list(rows), [0] * len(rows)
         while live := [i for i, row in enumerate(rows) if row.seen < len(ids)]:
@@ -109,13 +111,15 @@ class Engine:
         return [(row.read(), p) for row, p in zip(rows, peak, strict=True)]
 
     @torch.inference_mode()
-    def feed(self, rows: Sequence[Row], ids: Sequence[Sequence[int]]) -> tuple[list[Row], Tensor]:
+    def feed(self, rows: Sequence[SequenceCache], ids: Sequence[Sequence[int]]) -> tuple[list[SequenceCache], Tensor]:
         """Feed each row its own tokens (numbers may differ); returns the rows afterwards and the last logits [B, V]."""
         grown, run, logits = self._forward(rows, ids)
         return [row.settled(run, b) for b, row in enumerate(grown)], logits
 
     @torch.inference_mode()
-    def score(self, rows: Sequence[Row], held: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Scored]:
+    def score(
+        self, rows: Sequence[SequenceCache], held: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[Scored]:
         """Log-likelihood of each row's targets after its held-back tokens, all fed through the row's own store."""
         lengths = [len(h) for h in held]
         ids = [[*h, *t[:-1]] for h, t in zip(held, targets, strict=True)]
@@ -133,7 +137,7 @@ class Engine:
     @torch.inference_mode()
     def read(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceCache],
         ids: Sequence[Sequence[int]],
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
@@ -178,7 +182,7 @@ class Engine:
 
     def begin(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceCache],
         lengths: Sequence[int],
         needs: Sequence[Needs] | None = None,
         reference: Sequence[int] | None = None,
@@ -210,7 +214,7 @@ class Engine:
 
     def _forward(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceCache],
         ids: Sequence[Sequence[int]],
         needs: Sequence[Needs] | None = None,
         *,
@@ -218,7 +222,7 @@ class Engine:
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
         alone: bool = False,
-    ) -> tuple[list[Row], Forward, Tensor]:
+    ) -> tuple[list[SequenceCache], Forward, Tensor]:
         """One forward: rows with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`.
 
         alone: nothing ever shares this forward.
@@ -249,7 +253,9 @@ class Engine:
         return [row.after(run, b) for b, row in enumerate(rows)], run, logits
 
 
-def _settled(before: Sequence[Row], grown: Sequence[Row], run: Forward, batch: Batch | None) -> list[Row]:
+def _settled(
+    before: Sequence[SequenceCache], grown: Sequence[SequenceCache], run: Forward, batch: Batch | None
+) -> list[SequenceCache]:
     """Rows back at their budgets after a forward, the views of their batch brought up to date."""
     choices = [row.choices(run, b) for b, row in enumerate(grown)]
     if batch is not None:

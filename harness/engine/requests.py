@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from harness.engine.answers import Answer, Scored
 from harness.engine.batches import one_line
 from harness.errors import UserError
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.stack import Stack
 from harness.types import Bytes
 
@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Request:
     """A context, a stack, and what follows: `held` tokens, then either generation or the log-likelihood of `targets`.
 
     Each of the targets is scored on its own fork of the compressed context. `tag` is the caller's.
@@ -54,14 +54,14 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class Result:
     """What became of a job; `status` is ok, refused (the reason in `error`) or failed (`trace` beside it)."""
 
-    job: Job
+    job: Request
     status: str = "ok"
     error: str | None = None
     trace: str = ""
-    row: Row | None = None  # as compressed, before anything was fed
+    row: SequenceCache | None = None  # as compressed, before anything was fed
     context: Bytes = field(default_factory=lambda: Bytes({}, {}))
     peak_prefill: int = 0  # exact context, statistics and compressed store, together while compressing
     answer: Answer | None = None
@@ -69,7 +69,7 @@ class Served:
     timings: dict[str, float] = field(default_factory=dict)
 
     @property
-    def final(self) -> Row:
+    def final(self) -> SequenceCache:
         """The row at the end; of several forks, the longest."""
         rows = [self.answer.row] if self.answer else [s.row for s in self.scored]
         return max(rows, key=lambda row: row.seen)
@@ -97,25 +97,25 @@ def lot(ids: Sequence[int]) -> int:
     return int(hashlib.sha256(repr(tuple(ids)).encode()).hexdigest()[:12], 16)
 
 
-def failed(served: Served, line: str, trace: str) -> Served:
+def failed(served: Result, line: str, trace: str) -> Result:
     """What ended in an error; `trace` is its traceback."""
-    return Served(job=served.job, status="failed", error=line, trace=trace)
+    return Result(job=served.job, status="failed", error=line, trace=trace)
 
 
-def refused(served: Served, line: str) -> Served:
+def refused(served: Result, line: str) -> Result:
     """What a rule refused, in one line."""
-    return Served(job=served.job, status="refused", error=line)
+    return Result(job=served.job, status="refused", error=line)
 
 
-def ended(job: Job, error: Exception) -> Served:
+def ended(job: Request, error: Exception) -> Result:
     """What a job's record says of an error: refused by a rule, or failed with a traceback."""
     if isinstance(error, UserError):
-        return Served(job=job, status="refused", error=str(error))
+        return Result(job=job, status="refused", error=str(error))
     trace = "".join(traceback.format_exception(error))
-    return Served(job=job, status="failed", error=one_line(error), trace=trace)
+    return Result(job=job, status="failed", error=one_line(error), trace=trace)
 
 
-def attempt(job: Job, work: Callable[[], Value]) -> Value | Served:
+def attempt(job: Request, work: Callable[[], Value]) -> Value | Result:
     """The value, or what the job's record says instead."""
     try:
         return work()

@@ -19,7 +19,7 @@ from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
 from harness.engine.heap import give_back
 from harness.engine.logits import divergence, sound
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.stack import Stack
 from harness.types import Bytes
 
@@ -33,7 +33,7 @@ class Reading:
     """One document under one stack; `reference` is the index of the wave's reading to compare distributions with."""
 
     ids: tuple[int, ...]
-    row: Row  # what the stream starts from: empty, or the compressed context
+    row: SequenceCache  # what the stream starts from: empty, or the compressed context
     reference: int
     tag: Any = None
     context_peak: int = 0  # bytes while the context was read and compressed
@@ -47,7 +47,7 @@ class Read:
     those of the reference, were distributions.
     """
 
-    row: Row
+    row: SequenceCache
     nll: list[Tensor] = field(default_factory=list)
     kl: list[Tensor] = field(default_factory=list)
     agree: list[Tensor] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Read:
         return self.full_byte_tokens / max(self.tokens, 1)
 
 
-def context_row(engine: Engine, prefix: Prefix, ids: Sequence[int], stack: Stack, seed: int) -> tuple[Row, int]:
+def context_row(engine: Engine, prefix: Prefix, ids: Sequence[int], stack: Stack, seed: int) -> tuple[SequenceCache, int]:
     """A context under a stack and its peak bytes: the exact prefix compressed, or `ids` read in chunks where it wants that.
 
     UserError where the stack is not possible.
@@ -128,7 +128,7 @@ def _next(reading: Reading, seen: int, chunk: int) -> tuple[tuple[int, ...], tup
     return reading.ids[seen:stop], reading.ids[seen + 1 : stop + 1]
 
 
-def _record(out: Read, row: Row, grown: int, fed: int, engine: Engine) -> None:
+def _record(out: Read, row: SequenceCache, grown: int, fed: int, engine: Engine) -> None:
     out.row = row
     held = row.bytes()
     out.byte_tokens += held.total * fed

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
 from harness.engine.engine import Engine
 from harness.kv.batch_views import Batch
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -61,17 +61,19 @@ class TimedEngine(Engine):
         with self.limit():
             return super().prefill(ids, needs, length)
 
-    def compress(self, prefix: Prefix, stack: Stack, seed: int = 0) -> Row:
+    def compress(self, prefix: Prefix, stack: Stack, seed: int = 0) -> SequenceCache:
         with self.limit():
             return super().compress(prefix, stack, seed)
 
-    def score(self, rows: Sequence[Row], held: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Scored]:
+    def score(
+        self, rows: Sequence[SequenceCache], held: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[Scored]:
         with self.limit():
             return super().score(rows, held, targets)
 
     def read(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceCache],
         ids: Sequence[Sequence[int]],
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
@@ -79,7 +81,7 @@ class TimedEngine(Engine):
         with self.limit():
             return super().read(rows, ids, reference, batch)
 
-    def read_chunked(self, ids: Sequence[int], rows: Sequence[Row]) -> list[tuple[Row, int]]:
+    def read_chunked(self, ids: Sequence[int], rows: Sequence[SequenceCache]) -> list[tuple[SequenceCache, int]]:
         with self.limit():
             return super().read_chunked(ids, rows)
 

@@ -15,7 +15,7 @@ import torch
 
 from harness.calibrate.codec_limits import ROLES, calibrated
 from harness.configure import arms as composed
-from harness.configure.arms import Cell
+from harness.configure.arms import Arm
 from harness.configure.options import Options
 from harness.engine.batches import one_line
 from harness.engine.engine import Engine
@@ -23,7 +23,7 @@ from harness.engine.time_limit import TimedEngine
 from harness.errors import UserError, require
 from harness.evaluation.lm_eval_runner import LmEvalRunner
 from harness.evaluation.question_runner import Runner
-from harness.evaluation.recorder import Setup, Work, samples_of
+from harness.evaluation.recorder import Planned, Setup, samples_of
 from harness.evaluation.stream_runner import StreamRunner
 from harness.files.paths import user_path
 from harness.kv.attention import NAME
@@ -49,20 +49,20 @@ class Bench:
     task: Task
     corpus: Corpus | None
     setup: Setup
-    cells: tuple[Cell, ...]  # their codecs calibrated
+    cells: tuple[Arm, ...]  # their codecs calibrated
     drawn: dict[int, list[Example]] = field(default_factory=dict)  # of every seed asked for, drawn once
 
-    def runner(self, store: Store[Work]) -> Any:
+    def runner(self, store: Store[Planned]) -> Any:
         """What makes the records of this task: `works(examples, cells, seed)`, `run(works)` and `recorder(works)`."""
         return RUNNERS[_kind(self.task)](self.lm, self.engine, self.task, store, self.setup)
 
-    def works(self, runner: Any) -> list[Work]:
+    def works(self, runner: Any) -> list[Planned]:
         """All records asked for. A prompt that several seeds give is asked once.
 
         Raises:
             UserError: no examples, several with one id, a seed that changes nothing.
         """
-        found: list[Work] = []
+        found: list[Planned] = []
         prompts: set[str] = set()
         for seed in self.options.seeds:
             examples = self.examples(seed)[: self.options.limit]
@@ -87,7 +87,7 @@ class Bench:
         self.drawn[seed] = examples
         return examples
 
-    def manifest(self, cells: Sequence[Cell]) -> dict[str, Any]:
+    def manifest(self, cells: Sequence[Arm]) -> dict[str, Any]:
         """What an invocation was, and the digests of all examples there are, whatever the limit."""
         corpus = self.corpus
         about = {} if corpus is None else {"name": corpus.name, "licence": corpus.licence, "sha256": corpus.digest}
@@ -95,7 +95,7 @@ class Bench:
         return told | {"samples": samples_of(self.setup.identity, {seed: self.examples(seed) for seed in self.options.seeds})}
 
 
-def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool = True, build: Build = composed.build) -> Bench:
+def assemble(config: Mapping[str, Any], cells: Sequence[Arm], *, weights: bool = True, build: Build = composed.build) -> Bench:
     """Build and load everything a configuration names; UserError before any model loads where possible.
 
     Without weights the bench knows every record it would make, and can make none. `build` makes the parts: by default
@@ -136,7 +136,7 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Cell], *, weights: bool 
     return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, cells=ready)
 
 
-def _check_calibration(cells: Sequence[Cell]) -> None:
+def _check_calibration(cells: Sequence[Arm]) -> None:
     """Calibration text that cannot be had ends the run before the model loads."""
     for cell in cells:
         for wanted in (cell.stack.keys.calibration, cell.stack.values.calibration):
@@ -144,7 +144,7 @@ def _check_calibration(cells: Sequence[Cell]) -> None:
                 wanted.corpus.documents()
 
 
-def _calibrated(cell: Cell, engine: Engine, lm: LM) -> Cell:
+def _calibrated(cell: Arm, engine: Engine, lm: LM) -> Arm:
     """A cell whose codecs have their limits; the digest of their table joins its configuration, and so the record's key.
 
     Where measuring them fails, for want of time or memory, its records fail, and no other's.
@@ -208,7 +208,7 @@ def _kind(task: Task) -> str:
     return str(getattr(task, "runner", "question"))
 
 
-def _check_heads(found: Sequence[Cell], spec: ModelSpec) -> None:
+def _check_heads(found: Sequence[Arm], spec: ModelSpec) -> None:
     """Group sizes against head dims, from the model's config alone."""
     shape = shape_of(spec.config())
     for cell in found:

@@ -17,15 +17,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness.configure.arms import Cell
+from harness.configure.arms import Arm
 from harness.engine.batches import MOST_ROWS
 from harness.engine.engine import Engine
 from harness.errors import UserError, require
-from harness.evaluation.recorder import NOTHING, Recorder, Setup, Work, cell_part
+from harness.evaluation.recorder import NOTHING, Planned, Recorder, Setup, cell_part
 from harness.files.digests import digest
 from harness.files.plain_files import say_once
 from harness.lm_eval.documents import Asked, LmEvalService, Replied
-from harness.lm_eval.encoding import Encoder, Request, generation_limits, prompt_hash
+from harness.lm_eval.encoding import Encoder, LmEvalRequest, generation_limits, prompt_hash
 from harness.lm_eval.metrics import aggregate, chance, from_output, judge, to_output
 from harness.models.load import LM
 from harness.records.store import Store
@@ -37,17 +37,17 @@ NOT_READ = "compression cannot act: a text this short, or without a context, is 
 
 
 @dataclass(frozen=True)
-class LmEvalWork(Work):
+class LmEvalWork(Planned):
     """A document under a cell, with its requests."""
 
     document: Document
-    requests: tuple[Request, ...]
+    requests: tuple[LmEvalRequest, ...]
 
 
 class LmEvalRunner:
     """Makes the missing records of a run of lm-eval tasks."""
 
-    def __init__(self, lm: LM, engine: Engine, task: LmEval, store: Store[Work], setup: Setup) -> None:
+    def __init__(self, lm: LM, engine: Engine, task: LmEval, store: Store[Planned], setup: Setup) -> None:
         self.lm, self.task, self.store, self.setup = lm, task, store, setup
         limit = lm.tokens.max_length
         require(limit is not None, "model", setup.model, "lm-eval needs to know how many positions it has")
@@ -55,25 +55,25 @@ class LmEvalRunner:
         self.service = LmEvalService(engine, lm.tokens, setup.memory_limit, views=setup.views)
         self.vocabulary = int(engine.model.config.get_text_config().vocab_size)
 
-    def works(self, examples: Sequence[Example], cells: Sequence[Cell], seed: int) -> list[Work]:
+    def works(self, examples: Sequence[Example], cells: Sequence[Arm], seed: int) -> list[Planned]:
         """The records that all documents under all cells are."""
         for name, task in self.task.loaded.tasks.items():
             has = self.task.metric in (FIRST, *task.aggregation())
             require(has, "task.metric", self.task.metric, f"{name} gives {', '.join(task.aggregation())}")
         configs = {name: digest(task.dump_config()) for name, task in self.task.loaded.tasks.items()}
         parts = [cell_part(cell) for cell in cells]
-        found: list[Work] = []
+        found: list[Planned] = []
         for example in examples:
             document, shown, prompt, requests, name = self._asked(example, configs, seed)
             for cell, part in zip(cells, parts, strict=True):
                 found.append(LmEvalWork(shown, prompt, cell, seed, name[:16], (name, part), document, requests))
         return found
 
-    def recorder(self, works: Sequence[Work]) -> Recorder:
+    def recorder(self, works: Sequence[Planned]) -> Recorder:
         """What writes these records."""
         return Recorder(self.task, self.store, self.setup, works, self._named)
 
-    def run(self, works: Sequence[Work]) -> list[str]:
+    def run(self, works: Sequence[Planned]) -> list[str]:
         """Make what is missing, a line for each failure; then lm-eval's own results of every cell."""
         with self.recorder(works) as recorder:
 
@@ -91,14 +91,14 @@ class LmEvalRunner:
 
     def _asked(
         self, example: Example, configs: dict[str, str], seed: int
-    ) -> tuple[Document, Example, Prompt, tuple[Request, ...], str]:
+    ) -> tuple[Document, Example, Prompt, tuple[LmEvalRequest, ...], str]:
         """A document, what its records show of it, its requests, and the digest of all that they depend on but the cell."""
         document = self.task.loaded.documents[example.id]
         for one in document.instances:
             if one.request_type == "generate_until":
                 generation_limits(one.args[1])
         requests, refused = self._encoded(document)
-        main = max(requests, key=lambda r: len(r.all_ids), default=Request(kind=""))
+        main = max(requests, key=lambda r: len(r.all_ids), default=LmEvalRequest(kind=""))
         ids = main.ids or main.all_ids
         parts = {
             "document": [[one.request_type, *one.args] for one in document.instances],
@@ -121,17 +121,17 @@ class LmEvalRunner:
         )
         return self.lm.tokens.user.count(asked) if isinstance(asked, str) else 0
 
-    def _encoded(self, document: Document) -> tuple[tuple[Request, ...], str]:
+    def _encoded(self, document: Document) -> tuple[tuple[LmEvalRequest, ...], str]:
         """Requests of a document, or none and the reason."""
         try:
             return tuple(self.encode(one) for one in document.instances), ""
         except UserError as error:
             return (), str(error)
 
-    def _unread(self, recorder: Recorder, work: Work) -> Record:
+    def _unread(self, recorder: Recorder, work: Planned) -> Record:
         return recorder.refused(work, self._encoded(_of(work).document)[1])
 
-    def _named(self, work: Work) -> dict[str, Any]:
+    def _named(self, work: Planned) -> dict[str, Any]:
         """What differs from task to task of a group."""
         own = _of(work)
         generates = any(request.kind == "generate_until" for request in own.requests)
@@ -204,7 +204,7 @@ class LmEvalRunner:
             )
 
 
-def _of(work: Work) -> LmEvalWork:
+def _of(work: Planned) -> LmEvalWork:
     assert isinstance(work, LmEvalWork)
     return work
 

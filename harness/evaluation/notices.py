@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.evaluation.recorder import Work
+from harness.evaluation.recorder import Planned
 from harness.models.tokenizer import Tokenizer
 from harness.types import Example, Task
 
 LEAST_THINKING = 1024  # tokens of an answer below which thinking seldom comes to its end
 
 
-def notices(task: Task, tokens: Tokenizer, works: Sequence[Work]) -> list[str]:
+def notices(task: Task, tokens: Tokenizer, works: Sequence[Planned]) -> list[str]:
     """Lines on what makes scores of these works mean something else than they seem to; empty where nothing does."""
     examples: dict[str, Example] = {f"{work.seed} {work.example.id}": work.example for work in works}
     own: Any = getattr(task, "notices", None)  # a task may bring words of its own
     return [*_thinking(task, tokens, works), *(own(list(examples.values())) if own else ())]
 
 
-def _thinking(task: Task, tokens: Tokenizer, works: Sequence[Work]) -> list[str]:
+def _thinking(task: Task, tokens: Tokenizer, works: Sequence[Planned]) -> list[str]:
     if not task.chat or tokens.thinking is None:
         return []
     room = _room(works)
@@ -32,7 +32,7 @@ def _thinking(task: Task, tokens: Tokenizer, works: Sequence[Work]) -> list[str]
     ]
 
 
-def _room(works: Sequence[Work]) -> int:
+def _room(works: Sequence[Planned]) -> int:
     """Tokens of the longest answer; 0 where nothing is generated."""
     asked = [request.max_new for work in works for request in getattr(work, "requests", ())]  # lm-eval's
     return max(asked or [0 if work.example.choices else work.example.max_new_tokens for work in works], default=0)

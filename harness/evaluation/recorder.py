@@ -11,8 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from harness.configure.arms import Cell
-from harness.engine.requests import Served
+from harness.configure.arms import Arm
+from harness.engine.requests import Result
 from harness.files.digests import digest
 from harness.kv.shape import ModelShape
 from harness.records.failures import naming, trace_file
@@ -40,12 +40,12 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Work:
+class Planned:
     """One record to make: an example under a cell."""
 
     example: Example
     prompt: Prompt
-    cell: Cell
+    cell: Arm
     seed: int
     claim: str  # works with one claim are made by one writer
     parts: tuple[str, str]  # digests of the example and what it is run with, and of the cell
@@ -66,10 +66,10 @@ class Recorder:
     def __init__(
         self,
         task: Task,
-        store: Store[Work],
+        store: Store[Planned],
         setup: Setup,
-        works: Sequence[Work],
-        shared: Callable[[Work], Mapping[str, Any]] = lambda work: {},
+        works: Sequence[Planned],
+        shared: Callable[[Planned], Mapping[str, Any]] = lambda work: {},
     ) -> None:
         self.task, self.store, self.setup, self.works, self.shared = task, store, setup, works, shared
         self.failures: list[str] = []
@@ -86,13 +86,13 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.bar.close()
 
-    def rounds(self) -> Iterator[Iterator[Work]]:
+    def rounds(self) -> Iterator[Iterator[Planned]]:
         """What to do, as `Store.rounds` hands it out: works of one claim stand together; those of a failed cell fail."""
         for free in self.store.rounds(self.works):
             yield self._possible(one for group in free for one in group)
             self._show(())
 
-    def _possible(self, works: Iterable[Work]) -> Iterator[Work]:
+    def _possible(self, works: Iterable[Planned]) -> Iterator[Planned]:
         for work in works:
             if work.cell.failure is None:
                 yield work
@@ -116,7 +116,7 @@ class Recorder:
         self.bar.set_postfix_str(words, refresh=False)
         self.bar.update(len(gone))
 
-    def failed(self, work: Work, line: str, trace: str) -> Record:
+    def failed(self, work: Planned, line: str, trace: str) -> Record:
         """A record of a failure, its traceback in a file of the run folder."""
         if not trace:
             return self.record(work, status="failed", error=line)
@@ -124,17 +124,17 @@ class Recorder:
         self.store.write(file, lambda path: path.write_text(trace, encoding="utf-8"))
         return self.record(work, status="failed", error=naming(line, file))
 
-    def refused(self, work: Work, line: str) -> Record:
+    def refused(self, work: Planned, line: str) -> Record:
         """A record of what a rule does not allow."""
         return self.record(work, status="refused", error=line)
 
-    def unserved(self, work: Work, served: Served) -> Record:
+    def unserved(self, work: Planned, served: Result) -> Record:
         """A record of a job that was refused or failed."""
         if served.status == "failed":
             return self.failed(work, served.error or "", served.trace)
         return self.refused(work, served.error or "")
 
-    def measured(self, served: Served) -> dict[str, Any]:
+    def measured(self, served: Result) -> dict[str, Any]:
         """The fields that say what the cache held and what happened to it."""
         row, final, shape = served.row, served.final, self.setup.shape
         assert row is not None
@@ -161,7 +161,7 @@ class Recorder:
             "timings": served.timings,
         }
 
-    def record(self, work: Work, **fields: Any) -> Record:
+    def record(self, work: Planned, **fields: Any) -> Record:
         """A record with the fields that follow from the example, the cell and the run, and `fields`."""
         example, prompt, cell, task = work.example, work.prompt, work.cell, self.task
         common: dict[str, Any] = {
@@ -200,21 +200,21 @@ class Recorder:
 
 
 def works_of(
-    setup: Setup, task: Task, prompts: Sequence[tuple[Example, Prompt]], cells: Sequence[Cell], seed: int
-) -> list[Work]:
+    setup: Setup, task: Task, prompts: Sequence[tuple[Example, Prompt]], cells: Sequence[Arm], seed: int
+) -> list[Planned]:
     """The records that examples under cells are; their keys hold everything that decides their content.
 
     Examples on one context stand together and have one claim, a few at a time: whoever makes them reads it once.
     """
     parts = [cell_part(cell) for cell in cells]
-    same: dict[tuple[int, ...], list[Work]] = {}
+    same: dict[tuple[int, ...], list[Planned]] = {}
     for example, prompt in prompts:
         context = prompt.split(task.query_aware)[0]
         told = {"example": asdict(example), "prompt": prompt.sha256, "query_aware": task.query_aware, "seed": seed}
         name = digest({**told, **setup.identity})
         before = same.setdefault(context, [])
         claim = f"{digest([seed, context])[:16]}-{len(before) // len(cells) // TOGETHER}"
-        before += [Work(example, prompt, cell, seed, claim, (name, part)) for cell, part in zip(cells, parts, strict=True)]
+        before += [Planned(example, prompt, cell, seed, claim, (name, part)) for cell, part in zip(cells, parts, strict=True)]
     return [one for works in same.values() for one in works]
 
 
@@ -236,12 +236,12 @@ def guess(example: Example, task: Task) -> float:
     return sum(choice in example.answers for choice in example.choices) / len(example.choices)
 
 
-def cell_part(cell: Cell) -> str:
+def cell_part(cell: Arm) -> str:
     """The part of a record's key that is the cell's; a method from outside the project is in it with its code."""
     return digest({"stack": cell.config, "point": cell.point, "label": cell.label, "code": code_hash(cell.config)})
 
 
-def asked(works: Sequence[Work]) -> dict[str, Any]:
+def asked(works: Sequence[Planned]) -> dict[str, Any]:
     """What an invocation asks for, for its manifest: `record_key` of any example's and any cell's digest is a record's key."""
     return {
         "examples": [

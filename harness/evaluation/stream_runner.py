@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from harness.configure.arms import Cell
+from harness.configure.arms import Arm
 from harness.engine.batches import Forecast, fill, one_line, run_halving
 from harness.engine.engine import Engine
 from harness.engine.logits import IMPOSSIBLE, NEVER, UNSOUND, UNSOUND_FULL
@@ -21,8 +21,8 @@ from harness.engine.scheduler import needs_of
 from harness.engine.streams import Floats, Read, Reading, context_row, read
 from harness.engine.time_limit import limited
 from harness.errors import UserError
-from harness.evaluation.recorder import Recorder, Setup, Work, breakdown, works_of
-from harness.kv.sequence_cache import Row
+from harness.evaluation.recorder import Planned, Recorder, Setup, breakdown, works_of
+from harness.kv.sequence_cache import SequenceCache
 from harness.models.load import LM
 from harness.records.store import Store
 from harness.stages.stack import Stack
@@ -45,7 +45,7 @@ MOST_NATS = 709.0  # e to more is no double
 class StreamRunner:
     """Makes the missing records of a stream run."""
 
-    def __init__(self, lm: LM, engine: Engine, task: Stream, store: Store[Work], setup: Setup) -> None:
+    def __init__(self, lm: LM, engine: Engine, task: Stream, store: Store[Planned], setup: Setup) -> None:
         self.lm, self.engine, self.task, self.store, self.setup = lm, engine, task, store, setup
         text = lm.model.config.get_text_config()
         self.vocabulary = int(text.vocab_size)
@@ -56,12 +56,12 @@ class StreamRunner:
             vocabulary=self.vocabulary * task.chunk,
         )
 
-    def works(self, examples: Sequence[Example], cells: Sequence[Cell], seed: int) -> list[Work]:
+    def works(self, examples: Sequence[Example], cells: Sequence[Arm], seed: int) -> list[Planned]:
         """The records that all documents under all cells are."""
         prompts = [(e, self.lm.tokens.prompt(e.context, "", "", chat=False)) for e in examples]
         return works_of(self.setup, self.task, prompts, cells, seed)
 
-    def recorder(self, works: Sequence[Work]) -> Recorder:
+    def recorder(self, works: Sequence[Planned]) -> Recorder:
         """What writes these records."""
         shared = {
             "higher_is_better": False,
@@ -71,7 +71,7 @@ class StreamRunner:
         }
         return Recorder(self.task, self.store, self.setup, works, lambda work: shared)
 
-    def run(self, works: Sequence[Work]) -> list[str]:
+    def run(self, works: Sequence[Planned]) -> list[str]:
         """Make what is missing, a line for each failure; a wave's records are on disk before the next one starts."""
         with self.recorder(works) as recorder:
             for free in recorder.rounds():
@@ -80,7 +80,7 @@ class StreamRunner:
                     recorder.write(run)
             return recorder.failures
 
-    def _possible(self, todo: Iterable[Work], recorder: Recorder) -> Iterator[Work]:
+    def _possible(self, todo: Iterable[Planned], recorder: Recorder) -> Iterator[Planned]:
         """Works whose row can be had; the others get their record at once."""
         for work in todo:
             try:
@@ -92,13 +92,13 @@ class StreamRunner:
             else:
                 yield work
 
-    def _added(self, work: Work, wave: Sequence[Work]) -> int:
+    def _added(self, work: Planned, wave: Sequence[Planned]) -> int:
         """Bytes that a work adds to a wave: its row's, and a reference row's if it is the first of its document."""
         total = len(work.prompt.ids)
         new = all(other.prompt.sha256 != work.prompt.sha256 for other in wave)
         return self._size(work.cell.stack, total) + (self._size(Stack(), total) if new else 0)
 
-    def _free(self, wave: Sequence[Work]) -> int:
+    def _free(self, wave: Sequence[Planned]) -> int:
         """Bytes that a wave leaves of the memory limit."""
         return max(self.setup.memory_limit - sum(self._added(work, wave[:i]) for i, work in enumerate(wave)), 0)
 
@@ -113,7 +113,7 @@ class StreamRunner:
             raise MemoryError(f"memory_limit={self.setup.memory_limit} is too small: one row alone needs {size} bytes")
         return size
 
-    def _wave(self, work: Sequence[Work], recorder: Recorder) -> list[Record]:
+    def _wave(self, work: Sequence[Planned], recorder: Recorder) -> list[Record]:
         readings: list[Reading] = []
         with limited(self.engine):
             for _, same in groupby(work, key=lambda one: one.prompt.sha256):
@@ -122,7 +122,7 @@ class StreamRunner:
         results = zip(readings, done, strict=True)
         return [self._finish(recorder, reading, one, len(readings)) for reading, one in results if reading.tag]
 
-    def _document(self, work: Sequence[Work], readings: list[Reading]) -> None:
+    def _document(self, work: Sequence[Planned], readings: list[Reading]) -> None:
         """One reading a cell, after a full-cache reading for reference (the full cache's own cell, when it is there)."""
         ids, at = work[0].prompt.ids, len(readings)
         prefix = None
@@ -130,7 +130,7 @@ class StreamRunner:
             needs = needs_of(one.cell.stack for one in work)
             prefix = self.engine.prefill(ids[: self.task.context], needs, len(ids) - 1)
 
-        def row(stack: Stack, seed: int) -> tuple[Row, int]:
+        def row(stack: Stack, seed: int) -> tuple[SequenceCache, int]:
             if prefix is None:
                 return self.engine.start(stack, len(ids), seed, len(ids) - 1), 0
             return context_row(self.engine, prefix, ids[: self.task.context], stack, seed)
@@ -142,7 +142,7 @@ class StreamRunner:
             readings.append(Reading(ids=ids, row=start, reference=at, tag=one, context_peak=peak))
 
     def _finish(self, recorder: Recorder, reading: Reading, out: Read, wave: int) -> Record:
-        work: Work = reading.tag
+        work: Planned = reading.tag
         nll, row = out.curve("nll"), out.row
         if not out.sound or np.isinf(nll).any():
             return recorder.failed(work, NEVER if out.sound else UNSOUND, "")
@@ -193,7 +193,7 @@ class StreamRunner:
         missing |= {n: UNSOUND_FULL for n in against_full if not out.reference_sound}
         return {name: x for name, x in found.items() if name not in missing}, dict(sorted(missing.items()))
 
-    def _series(self, work: Work, nll: Floats, out: Read) -> str:
+    def _series(self, work: Planned, nll: Floats, out: Read) -> str:
         """Write the token-by-token curves beside the records; returns the path relative to the run folder."""
         path = Path("series") / f"{work.key[:16]}.parquet"
         first = len(work.prompt.ids) - len(nll)

@@ -21,7 +21,7 @@ from harness.kv.batch_views import Team, Views
 from harness.kv.head_group import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.kv.token_store import Side, own
+from harness.kv.token_store import TokenStore, own
 from harness.stages.protocols import Needs, Stats
 
 NAME = "kv_harness"
@@ -219,7 +219,7 @@ def _shown(call: _Call, views: Sequence[Views], n: int, heads: slice, new: tuple
     return shown
 
 
-def _joined(stored: list[tuple[Side, slice]], new_RHLD: Tensor) -> Tensor:
+def _joined(stored: list[tuple[TokenStore, slice]], new_RHLD: Tensor) -> Tensor:
     """Stored rows followed by the new ones, [R, H, N + L, D], decoded to the compute dtype; written once."""
     if not stored or not stored[0][0].n:
         return new_RHLD

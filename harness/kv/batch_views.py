@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from harness.kv.token_store import Side
+from harness.kv.token_store import TokenStore
 
 if TYPE_CHECKING:
     from harness.kv.attention import Forward
-    from harness.kv.head_group import Part
-    from harness.kv.sequence_cache import Row
+    from harness.kv.head_group import HeadGroup
+    from harness.kv.sequence_cache import SequenceCache
     from harness.kv.shape import ModelShape
     from harness.stages.keep import Choice
 
@@ -106,7 +106,7 @@ class Batch:
         self.shape, self.groups, self.dtype, self.room = shape, groups, dtype, room
         self.teams: list[Team] = []
 
-    def form(self, live: Sequence[int], rows: Sequence[Row], lengths: Sequence[int]) -> list[int]:
+    def form(self, live: Sequence[int], rows: Sequence[SequenceCache], lengths: Sequence[int]) -> list[int]:
         """Put the sequences that go on into teams, for a forward of so many new tokens each; returns them team by team.
 
         rows and lengths are those of all sequences, by their numbers.
@@ -136,7 +136,7 @@ class Batch:
                 self._show(team, [rows[i] for i in team.members], lengths[team.members[0]])
         return order
 
-    def _show(self, team: Team, rows: list[Row], length: int) -> None:
+    def _show(self, team: Team, rows: list[SequenceCache], length: int) -> None:
         """Give a team its views, or those it has room for the new tokens."""
         if team.views is not None:
             for one in team.views:
@@ -172,7 +172,13 @@ class Batch:
         held = [x for team in self.teams for one in team.views or () for x in (*one.both, one.spare) if x is not None]
         return sum(x.numel() for x in held) * self.dtype.itemsize
 
-    def follow(self, run: Forward, before: Sequence[Row], grown: Sequence[Row], choices: Sequence[list[Choice] | None]) -> None:
+    def follow(
+        self,
+        run: Forward,
+        before: Sequence[SequenceCache],
+        grown: Sequence[SequenceCache],
+        choices: Sequence[list[Choice] | None],
+    ) -> None:
         """Bring the views up to date after a forward: for its rows, the stores before it, with its tokens, and what stays."""
         for team in self.teams:
             for g, one in enumerate(team.views or ()):
@@ -194,15 +200,15 @@ class Batch:
         return self.shape.layers[self.groups[group][0]].window
 
 
-def _shape(row: Row, length: int) -> object:
+def _shape(row: SequenceCache, length: int) -> object:
     return length, row.stack.evicts_steps, tuple((part.heads, part.n) for part in row.parts)
 
 
-def _longest(row: Row, layers: tuple[int, ...]) -> int:
+def _longest(row: SequenceCache, layers: tuple[int, ...]) -> int:
     return max(slot.part.n for layer in layers for slot in row.slots[layer])
 
 
-def _encoded(one: Views, i: int, run: Forward, group: int, before: Row, grown: Row) -> None:
+def _encoded(one: Views, i: int, run: Forward, group: int, before: SequenceCache, grown: SequenceCache) -> None:
     """Decode what a codec took over in this forward into a row's views."""
     for old, part in zip(before.parts, grown.parts, strict=True):
         if run.places[part.heads.layers[0]][0] != group:
@@ -212,7 +218,7 @@ def _encoded(one: Views, i: int, run: Forward, group: int, before: Row, grown: R
                 _decode_newer(x[:, i], run, part, side, was.n_encoded)
 
 
-def _decode_newer(view_LHND: Tensor, run: Forward, part: Part, side: Side, old: int) -> None:
+def _decode_newer(view_LHND: Tensor, run: Forward, part: HeadGroup, side: TokenStore, old: int) -> None:
     heads = slice(part.heads.start, part.heads.stop)
     at = [run.places[layer][1] for layer in part.heads.layers]
     where = slice(side.n_first + old, side.n_first + side.n_encoded)
@@ -228,7 +234,7 @@ def _decode_newer(view_LHND: Tensor, run: Forward, part: Part, side: Side, old: 
             view_LHND[place, heads, where] = fresh[k]
 
 
-def _stay(one: Views, before: Row, length: int, window: int | None, choices: list[Choice] | None) -> Tensor | None:
+def _stay(one: Views, before: SequenceCache, length: int, window: int | None, choices: list[Choice] | None) -> Tensor | None:
     """Which tokens of a row's views stay, [layers, H, M]; None when all do."""
     heads, device = int(one.both[0].shape[2]), one.both[0].device
     if window is not None:

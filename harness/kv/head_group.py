@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.kv.token_store import Side, own
+from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads, RowIndex
 from harness.stages.protocols import Stats
 from harness.types import KV
 
 
 @dataclass(frozen=True)
-class Part:
+class HeadGroup:
     """Rows of some KV heads that hold the same number of rows: all heads of some layers, or single heads of one.
 
     pos_HN: int32 original positions, None while the rows are contiguous up to the newest token (then nothing is stored).
@@ -29,8 +29,8 @@ class Part:
     """
 
     heads: Heads
-    keys: Side
-    values: Side
+    keys: TokenStore
+    values: TokenStore
     pos_HN: Tensor | None = None
     sums_HN: Tensor | None = None
 
@@ -43,7 +43,7 @@ class Part:
         at = self.heads.layers.index(layer) * self.heads.each
         return slice(at, at + self.heads.each)
 
-    def append(self, new: KV, sums_HN: Tensor | None) -> Part:
+    def append(self, new: KV, sums_HN: Tensor | None) -> HeadGroup:
         """Add new rows of these heads; sums_HN [H, N + L] are this forward's attention sums, if recorded."""
         pos, sums = self.pos_HN, self.sums_HN
         if pos is not None:
@@ -52,9 +52,9 @@ class Part:
             assert sums_HN is not None
             sums = torch.nn.functional.pad(sums, (0, new.n)) + sums_HN
         keys, values = self.keys.append(new.k_HND, self.heads), self.values.append(new.v_HND, self.heads)
-        return Part(self.heads, keys, values, pos, sums)
+        return HeadGroup(self.heads, keys, values, pos, sums)
 
-    def with_sums(self, stats: Sequence[Stats]) -> Part:
+    def with_sums(self, stats: Sequence[Stats]) -> HeadGroup:
         """With the column sums of the context, for scorers whose state lives on (a sliding layer has none)."""
         return replace(self, sums_HN=Stats.join([stats[layer] for layer in self.heads.layers]).column_sums_HN)
 
@@ -65,7 +65,7 @@ class Part:
         contiguous = torch.arange(seen - self.n, seen, dtype=torch.int32, device=self.keys.tail_HND.device)
         return contiguous.expand(self.heads.n, self.n)
 
-    def take(self, index_HM: Tensor, seen: int, layers: tuple[int, ...] | None = None, head: int | None = None) -> Part:
+    def take(self, index_HM: Tensor, seen: int, layers: tuple[int, ...] | None = None, head: int | None = None) -> HeadGroup:
         """Copy the rows index_HM (int64 [H, M]) and their positions and sums, of all heads or of some.
 
         layers: only these; head: only this KV head (counted from the part's first) of a single layer.
@@ -76,7 +76,7 @@ class Part:
         heads = Heads(layers, start, stop) if head is None else Heads(layers, start + head, start + head + 1)
         pos = rows.of(self.positions(seen))
         sums = None if self.sums_HN is None else rows.of(self.sums_HN)
-        return Part(heads, self.keys.take(index_HM, rows), self.values.take(index_HM, rows), pos, sums)
+        return HeadGroup(heads, self.keys.take(index_HM, rows), self.values.take(index_HM, rows), pos, sums)
 
     def _some(self, layers: tuple[int, ...], head: int | None, device: torch.device) -> Tensor | None:
         if layers == self.heads.layers and head is None:
@@ -85,7 +85,7 @@ class Part:
         chosen = [at + h for at in starts for h in (range(self.heads.each) if head is None else [head])]
         return torch.tensor(chosen, device=device)
 
-    def rest(self, layers: tuple[int, ...]) -> Part:
+    def rest(self, layers: tuple[int, ...]) -> HeadGroup:
         """All rows of some of the layers, copied."""
         if layers == self.heads.layers:
             return self
@@ -94,17 +94,17 @@ class Part:
         kept = self.take(every, self.n, layers)
         return kept if self.pos_HN is not None else replace(kept, pos_HN=None)
 
-    def owned(self) -> Part:
+    def owned(self) -> HeadGroup:
         """The same in storages that hold nothing of other parts."""
         pos, sums = (None if x is None else own(x) for x in (self.pos_HN, self.sums_HN))
-        return Part(self.heads, self.keys.owned(), self.values.owned(), pos, sums)
+        return HeadGroup(self.heads, self.keys.owned(), self.values.owned(), pos, sums)
 
-    def newest(self, n: int) -> Part:
+    def newest(self, n: int) -> HeadGroup:
         """The last n rows of a contiguous part with exact codecs: what sliding-window layers hold on to."""
 
-        def cut(side: Side) -> Side:
+        def cut(side: TokenStore) -> TokenStore:
             rows = side.exact()
-            return Side.of(rows[:, rows.shape[1] - n :].clone(), side.codec, None)
+            return TokenStore.of(rows[:, rows.shape[1] - n :].clone(), side.codec, None)
 
         return self if self.n <= n else replace(self, keys=cut(self.keys), values=cut(self.values))
 
@@ -121,7 +121,7 @@ class Part:
 class Slot(NamedTuple):
     """Some heads of one layer: the part that stores them, and where they stand in it."""
 
-    part: Part
+    part: HeadGroup
     at: slice
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.kv.head_group import Part
+from harness.kv.head_group import HeadGroup
 from harness.kv.shape import LayerShape, ModelShape
-from harness.kv.token_store import Side
+from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
 from harness.stages.stack import Stack
 from harness.types import Bytes
@@ -31,13 +31,13 @@ def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
     return Bytes(logical, allocated)
 
 
-def saves(side: Side) -> bool:
+def saves(side: TokenStore) -> bool:
     """Whether encoded rows, with their metadata and constants, take fewer bytes than they did exact."""
     shape = (side.tail_HND.shape[0], side.n_encoded, side.tail_HND.shape[2])
     return measure(side.encoded_tensors()).total < math.prod(shape) * side.tail_HND.element_size()
 
 
-def touched(parts: Iterable[Part], seen: int) -> int:
+def touched(parts: Iterable[HeadGroup], seen: int) -> int:
     """Rows evicted, or stored otherwise than they were, over layers and KV heads.
 
     Measured, whatever the codec says of itself: encoded rows count where numbers changed or bytes were saved.
@@ -50,7 +50,7 @@ def touched(parts: Iterable[Part], seen: int) -> int:
     return total
 
 
-def storage(parts: Iterable[Part]) -> str:
+def storage(parts: Iterable[HeadGroup]) -> str:
     """What a record says of stored bytes: "simulated" where a codec changed numbers and saved none, else "packed"."""
     sides = [side for part in parts for side in (part.keys, part.values)]
     return "simulated" if any(side.changed and side.n_encoded and not saves(side) for side in sides) else "packed"
@@ -83,11 +83,11 @@ def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -
     return stack.budget(context, lambda n: predict(stack, shape, n, itemsize, context))
 
 
-def codec_info(stack: Stack, parts: Sequence[Part]) -> dict[str, Any]:
+def codec_info(stack: Stack, parts: Sequence[HeadGroup]) -> dict[str, Any]:
     """What codecs say of how keys and values are stored; clipped: the share of all elements encoded so far."""
     found = {}
     for role, codec in (("keys", stack.keys), ("values", stack.values)):
-        sides: list[Side] = [getattr(part, role) for part in parts]
+        sides: list[TokenStore] = [getattr(part, role) for part in parts]
         sides = [side for side in sides if side.codec.name == codec.name and side.written]
         info = dict(sides[0].codec.info() if sides else codec.info())
         if codec.lossy:

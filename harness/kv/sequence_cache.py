@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from harness.kv.attention import Forward
-from harness.kv.head_group import Part, Slot, of_heads
+from harness.kv.head_group import HeadGroup, Slot, of_heads
 from harness.kv.memory import codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.kv.token_store import Side, own
+from harness.kv.token_store import TokenStore, own
 from harness.kv.view import part_view
 from harness.stages.encoded import Heads
 from harness.stages.keep import Choice
@@ -27,7 +27,7 @@ PART_ELEMENTS = 1 << 26  # most key elements of one part when it is made: encodi
 
 
 @dataclass(frozen=True)
-class Row:
+class SequenceCache:
     """The stored parts, the tokens seen, and the rows a layer and head may hold (None: no limit).
 
     Layers of one shape that hold as many rows lie in one part. reading: the context is not yet complete (phase chunked evicts
@@ -38,7 +38,7 @@ class Row:
 
     shape: ModelShape
     stack: Stack
-    parts: tuple[Part, ...]
+    parts: tuple[HeadGroup, ...]
     seen: int
     budget: int | None = None
     seed: int = 0
@@ -56,7 +56,7 @@ class Row:
         budget: int | None = None,
         seed: int = 0,
         ropes: tuple[LayerRope | None, ...] = (),
-    ) -> Row:
+    ) -> SequenceCache:
         """A row that has seen nothing; under a stack (its budget already solved) it compresses from the first token on."""
         return cls(shape, stack or Stack(), (), 0, budget, seed, ropes, reading=True)
 
@@ -81,7 +81,7 @@ class Row:
             return self.seen
         return self.slots[self.shape.full_layers[0]][0].part.n
 
-    def _window(self, part: Part) -> int | None:
+    def _window(self, part: HeadGroup) -> int | None:
         """The sliding window of a part's layers."""
         return self.shape.layers[part.heads.layers[0]].window
 
@@ -94,10 +94,10 @@ class Row:
     def _evicts(self) -> bool:
         return self.stack.evicts_steps or (self.stack.phase == "chunked" and self.reading)
 
-    def after(self, run: Forward, row: int) -> Row:
+    def after(self, run: Forward, row: int) -> SequenceCache:
         """This row with the new tokens of a forward appended; nothing is evicted yet."""
         new = [self._new(run, g, row) for g in range(len(run.groups))]
-        parts: list[Part] = []
+        parts: list[HeadGroup] = []
         if self.parts:
             for part in self.parts:
                 g, _ = run.places[part.heads.layers[0]]
@@ -119,7 +119,7 @@ class Row:
         pos = torch.arange(self.seen, self.seen + k.shape[1], dtype=torch.int32, device=k.device).expand(k.shape[0], -1)
         return KV(k, v, pos)
 
-    def _first(self, run: Forward, group: tuple[int, ...], kv: KV, row: int) -> list[Part]:
+    def _first(self, run: Forward, group: tuple[int, ...], kv: KV, row: int) -> list[HeadGroup]:
         """New parts of a group's layers, each of a bounded size, over tensors that hold nothing else."""
         k, v = kv.k_HND, kv.v_HND
         heads, window = self.shape.layers[group[0]].heads, self.shape.layers[group[0]].window
@@ -130,17 +130,17 @@ class Row:
         for at in range(0, len(group), many):
             chosen = Heads(group[at : at + many], 0, heads)
             here = slice(at * heads, at * heads + chosen.n)
-            sides = (Side.of(x[here], codec, view, chosen) for x, codec in ((k, stack.keys), (v, stack.values)))
+            sides = (TokenStore.of(x[here], codec, view, chosen) for x, codec in ((k, stack.keys), (v, stack.values)))
             keeps = self._evicts and stack.keep is not None and stack.keep.scorer.keeps_state
             sums = self._sums(run, chosen, row) if keeps else None
-            parts.append(Part(chosen, next(sides), next(sides), None, sums))
+            parts.append(HeadGroup(chosen, next(sides), next(sides), None, sums))
         return parts
 
     def _sums(self, run: Forward, heads: Heads, row: int) -> Tensor | None:
         sums = Stats.join([run.stats[layer][row] for layer in heads.layers]).column_sums_HN
         return None if sums is None else own(sums)  # those of a batch are summed in one tensor
 
-    def settled(self, run: Forward, row: int) -> Row:
+    def settled(self, run: Forward, row: int) -> SequenceCache:
         """This row back at its budget, if its phase evicts after this forward."""
         return self.evicted(self.choices(run, row))
 
@@ -150,13 +150,13 @@ class Row:
             return None
         return self._choose({i: run.stats[i][row] for i in self.shape.full_layers}, rotated=not self.unrotated)
 
-    def read(self) -> Row:
+    def read(self) -> SequenceCache:
         """This row at the end of its context: what only reading the context needed is dropped."""
         if not self.reading or self.stack.evicts_steps:
             return replace(self, reading=False)
         return replace(self, reading=False, parts=tuple(replace(part, sums_HN=None) for part in self.parts))
 
-    def compress(self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype) -> Row:
+    def compress(self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype) -> SequenceCache:
         """This exact row under a stack: all layers at once, after the context. `dtype` is that of a decoded view.
 
         stats: those of every layer. Raises UserError when the stack's budget is too small for this context.
@@ -171,7 +171,7 @@ class Row:
             out = out.evicted(out._choose(dict(enumerate(stats)), rotated=True))
         return replace(out, parts=tuple(out._encoded(part, dtype) for part in out.parts))
 
-    def _encoded(self, part: Part, dtype: torch.dtype) -> Part:
+    def _encoded(self, part: HeadGroup, dtype: torch.dtype) -> HeadGroup:
         """The exact rows of a part as the stack stores them; sliding layers keep their own rule, but for the rotation."""
         window = self._window(part)
         stack = self.stack if window is None else Stack()
@@ -181,7 +181,7 @@ class Row:
             rope, pos = self.ropes[part.heads.layers[0]], part.positions(self.seen)
             assert rope is not None
             k = rope.unrotate(k, pos[0] if part.pos_HN is None else pos)
-        keys, values = (Side.of(x, codec, view, part.heads) for x, codec in ((k, stack.keys), (v, stack.values)))
+        keys, values = (TokenStore.of(x, codec, view, part.heads) for x, codec in ((k, stack.keys), (v, stack.values)))
         return replace(part, keys=keys, values=values)
 
     def _choose(self, stats: dict[int, Stats], *, rotated: bool) -> list[Choice]:
@@ -192,11 +192,11 @@ class Row:
         views = [part_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed]
         return keep.choose(views, budget)
 
-    def evicted(self, choices: Sequence[Choice] | None) -> Row:
+    def evicted(self, choices: Sequence[Choice] | None) -> SequenceCache:
         """This row with only what was chosen, in the layers that have a choice; itself where nothing was to be chosen."""
         if choices is None:
             return self
-        parts: list[Part] = []
+        parts: list[HeadGroup] = []
         for part in self.parts:
             left = list(part.heads.layers)
             for choice in choices:
@@ -237,7 +237,7 @@ class Row:
         return measure(kind_tensor for part in self.parts for kind_tensor in part.tensors())
 
     @property
-    def _compressed(self) -> list[Part]:
+    def _compressed(self) -> list[HeadGroup]:
         """The parts of layers that the stack acts on."""
         return [part for part in self.parts if self._window(part) is None]
 

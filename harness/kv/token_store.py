@@ -20,7 +20,7 @@ ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Side:
+class TokenStore:
     """Keys or values of some heads: the codec's exact sinks, encoded chunks (oldest first), then exact tail rows.
 
     The first chunk is the compressed context and is never copied again; later rows are collected in a second one.
@@ -37,7 +37,7 @@ class Side:
     changed: bool = False
 
     @classmethod
-    def of(cls, x_HND: Tensor, codec: Codec, view_dtype: torch.dtype | None, heads: Heads | None = None) -> Side:
+    def of(cls, x_HND: Tensor, codec: Codec, view_dtype: torch.dtype | None, heads: Heads | None = None) -> TokenStore:
         """Store rows: those that the codec does not keep exact are encoded. heads: whose they are, for its constants."""
         empty = x_HND.new_empty(x_HND.shape[0], 0, x_HND.shape[2])
         view = None if view_dtype is None else empty.to(view_dtype)
@@ -63,7 +63,7 @@ class Side:
         """Elements that the code range could not hold."""
         return int(sum(chunk.clipped for chunk in self.chunks))
 
-    def append(self, x_HND: Tensor, heads: Heads | None = None) -> Side:
+    def append(self, x_HND: Tensor, heads: Heads | None = None) -> TokenStore:
         """Add rows; they leave the tail once there are enough that are older than the residual, whatever the calls were."""
         if self.first_HND is not None and (missing := self.codec.sinks - self.n_first):
             first = torch.cat((self.first_HND, x_HND[:, :missing]), 1)
@@ -84,7 +84,7 @@ class Side:
             view = torch.cat((view, fresh), 1)
         tail = rows.new_empty(rows.shape[0], 0, rows.shape[2]) if whole else rows[:, ready:].clone()
         changed = self.changed or _changes(codec, new, old)
-        return Side(codec, chunks, tail, view, self.written + old.numel(), self.first_HND, changed)
+        return TokenStore(codec, chunks, tail, view, self.written + old.numel(), self.first_HND, changed)
 
     def _encode(self, x_HND: Tensor, heads: Heads) -> tuple[Codec, Encoded]:
         """The codec, fitted by the first rows that it gets, and the encoded rows.
@@ -134,7 +134,7 @@ class Side:
         rows = [chunk.payload["rows"] for chunk in self.chunks]
         return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
-    def take(self, index_HM: Tensor, rows: RowIndex) -> Side:
+    def take(self, index_HM: Tensor, rows: RowIndex) -> TokenStore:
         """Copy the rows index_HM; UserError when they cut into the exact ones (a layer's own budget may be small).
 
         rows: the same as a flat index, for a side without exact rows.
@@ -147,9 +147,9 @@ class Side:
         codec = self.codec if rows.heads is None else self.codec.of_heads(rows.heads)
         chunks = (_one_copy(self.chunks[0].take(rows, *self.chunks[1:]), codec),) if self.chunks else ()
         first = None if self.first_HND is None else rows.of_heads(self.first_HND)
-        return Side(codec, chunks, rows.of_heads(self.tail_HND), view, self.written, first, self.changed)
+        return TokenStore(codec, chunks, rows.of_heads(self.tail_HND), view, self.written, first, self.changed)
 
-    def owned(self) -> Side:
+    def owned(self) -> TokenStore:
         """The same in storages that hold nothing else: a view of a larger one would keep all of that alive."""
         first, view = (None if x is None else own(x) for x in (self.first_HND, self.view_HND))
         chunks = tuple(chunk.map(own) for chunk in self.chunks)

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.kv.head_group import Part
+from harness.kv.head_group import HeadGroup
 from harness.kv.rope import LayerRope
 from harness.stages.protocols import LayerView, Stats
 
 
 def part_view(
-    part: Part, stats: Mapping[int, Stats], seen: int, seed: int, rope: LayerRope | None, *, rotated: bool
+    part: HeadGroup, stats: Mapping[int, Stats], seen: int, seed: int, rope: LayerRope | None, *, rotated: bool
 ) -> LayerView:
     """All layers of a part in one view, the single layers in its `each`; sums carried in the store replace those of `stats`.
 

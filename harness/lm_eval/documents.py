@@ -11,9 +11,9 @@ from itertools import groupby
 from typing import Any
 
 from harness.engine.engine import Engine
-from harness.engine.requests import Job, Served, lot
-from harness.engine.scheduler import Server
-from harness.lm_eval.encoding import Request, answer_text, stopper
+from harness.engine.requests import Request, Result, lot
+from harness.engine.scheduler import Scheduler
+from harness.lm_eval.encoding import LmEvalRequest, answer_text, stopper
 from harness.lm_eval.windows import WindowReader, WindowServed
 from harness.models.tokenizer import Tokenizer
 from harness.stages.stack import Stack
@@ -25,7 +25,7 @@ Response = str | float | tuple[float, bool]
 class Asked:
     """All requests of one document, for one stack. Those of one document stand together and share `requests`."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[LmEvalRequest, ...]
     stack: Stack
     tag: Any = None
 
@@ -39,7 +39,7 @@ class Replied:
 
     asked: Asked
     responses: list[Response | None]
-    served: list[Served] = field(default_factory=list)
+    served: list[Result] = field(default_factory=list)
     status: str = "ok"
     error: str | None = None
     trace: str = ""
@@ -49,7 +49,7 @@ class Replied:
 
     @property
     def touched(self) -> int:
-        """Entries evicted or stored inexactly, over all requests, as `Served.entries`."""
+        """Entries evicted or stored inexactly, over all requests, as `Result.entries`."""
         return sum(s.entries for s in self.served)
 
     @property
@@ -58,7 +58,7 @@ class Replied:
         return self.asked.stack.compresses and not self.exercised and not any(s.touched for s in self.served)
 
     @property
-    def main(self) -> Served:
+    def main(self) -> Result:
         """The one with the longest context: what bytes are reported of."""
         return max(self.served, key=lambda s: s.row.seen if s.row else 0)
 
@@ -68,7 +68,7 @@ class LmEvalService:
 
     def __init__(self, engine: Engine, tokens: Tokenizer, memory_limit: int, *, views: bool = True) -> None:
         self.tokens = tokens
-        self.server = Server(engine, memory_limit, views=views)
+        self.server = Scheduler(engine, memory_limit, views=views)
         self.windows = WindowReader(engine, self.server.forecast, memory_limit)
 
     def serve(self, asked: Sequence[Asked], done: Callable[[list[Replied]], Any]) -> None:
@@ -77,7 +77,7 @@ class LmEvalService:
         for reply in replies:
             reply.missing = len(_contexts(reply.asked)) + sum(bool(r.windows) for r in reply.asked.requests)
 
-        def finish(served: Sequence[Served]) -> None:
+        def finish(served: Sequence[Result]) -> None:
             done([reply for one in served if (reply := self._collect(one)).missing == 0])
 
         self.server.serve(self._jobs(replies), finish)
@@ -89,13 +89,13 @@ class LmEvalService:
                         _collect_window(reply, at, result)
                     done([reply for reply in same if reply.missing == 0])
 
-    def _jobs(self, replies: Sequence[Replied]) -> Iterator[Job]:
+    def _jobs(self, replies: Sequence[Replied]) -> Iterator[Request]:
         """Jobs of one context side by side: every stack reads the same prefill; targets on it share a job."""
         for same in _by_document(replies):
             for ids, at in _contexts(same[0].asked):
                 requests = [same[0].asked.requests[i] for i in at]
                 for reply in same:
-                    yield Job(
+                    yield Request(
                         prefix=ids[:-1],
                         held=ids[-1:],
                         stack=reply.asked.stack,
@@ -106,7 +106,7 @@ class LmEvalService:
                         tag=(reply, at),
                     )
 
-    def _collect(self, served: Served) -> Replied:
+    def _collect(self, served: Result) -> Replied:
         reply: Replied = served.job.tag[0]
         at: list[int] = served.job.tag[1]
         reply.missing -= 1

@@ -29,7 +29,7 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class LmEvalRequest:
     """One request of lm-eval: a context followed by generation or by a target, or windows of a text scored as a whole.
 
     `kind` is lm-eval's: generate_until, loglikelihood or loglikelihood_rolling. `until` ends with the EOS text.
@@ -49,7 +49,7 @@ class Request:
         return (*self.ids, *self.target, *(i for window in self.windows for i in window.ids))
 
 
-def prompt_hash(requests: Sequence[Request]) -> str:
+def prompt_hash(requests: Sequence[LmEvalRequest]) -> str:
     """SHA-256 of the ids of all requests of a document."""
     return hashlib.sha256(repr([(r.kind, r.ids, r.target, r.windows) for r in requests]).encode()).hexdigest()
 
@@ -68,7 +68,7 @@ class Encoder:
     max_length: int
     truncate: str = "refuse"
 
-    def __call__(self, instance: Any) -> Request:
+    def __call__(self, instance: Any) -> LmEvalRequest:
         """Encode an lm-eval Instance.
 
         Raises:
@@ -94,7 +94,7 @@ class Encoder:
         hf = self.tokens.hf
         return int(hf.eos_token_id if hf.bos_token_id is None else hf.bos_token_id)
 
-    def generate(self, context: str, settings: Mapping[str, Any]) -> Request:
+    def generate(self, context: str, settings: Mapping[str, Any]) -> LmEvalRequest:
         """A generation; `settings` is a task's generation_kwargs."""
         most, until = generation_limits(settings)
         room = self.max_length - most
@@ -103,9 +103,9 @@ class Encoder:
         require(len(ids) > 1, "context", context, "its last token is held back, so it needs two tokens")
         eos = self.tokens.hf.decode([self.tokens.hf.eos_token_id]) if self.tokens.hf.eos_token_id is not None else ""
         stops = tuple(dict.fromkeys(s for s in (*until, eos) if s))
-        return Request(kind="generate_until", ids=ids, until=stops, max_new=most, truncated=truncated)
+        return LmEvalRequest(kind="generate_until", ids=ids, until=stops, max_new=most, truncated=truncated)
 
-    def score(self, context: str, continuation: str) -> Request:
+    def score(self, context: str, continuation: str) -> LmEvalRequest:
         """The log-likelihood of a continuation; spaces that end the context belong to the continuation."""
         if context == "":
             target = self.tokens.user.raw(continuation)  # as lm-eval's hf model does, control words and all
@@ -121,17 +121,17 @@ class Encoder:
         ids, truncated = self._fit(first, self.max_length + 1 - len(target), f"with {len(target)} tokens of continuation")
         if len(ids) == 1:  # nothing is left to compress when its one token is held back
             windows = (Window((*ids, *target), len(target)),)
-            return Request(kind="loglikelihood", windows=windows, truncated=truncated)
-        return Request(kind="loglikelihood", ids=ids, target=tuple(target), truncated=truncated)
+            return LmEvalRequest(kind="loglikelihood", windows=windows, truncated=truncated)
+        return LmEvalRequest(kind="loglikelihood", ids=ids, target=tuple(target), truncated=truncated)
 
-    def rolling(self, text: str) -> Request:
+    def rolling(self, text: str) -> LmEvalRequest:
         """The log-likelihood of a text: lm-eval's windows, one BOS before the first."""
         return self._whole("loglikelihood_rolling", [self.first_id, *self._without_bos(self.encode(text))])
 
     def _without_bos(self, ids: list[int]) -> list[int]:
         return ids[1:] if ids[:1] == [self.first_id] else ids
 
-    def _whole(self, kind: str, ids: Sequence[int]) -> Request:
+    def _whole(self, kind: str, ids: Sequence[int]) -> LmEvalRequest:
         """Windows of at most max_length tokens in, each token after the first id predicted once, contexts not repeated
         in what is scored.
         """
@@ -142,7 +142,7 @@ class Encoder:
             windows.append(Window(tuple(ids[start:end]), end - done))
             done = end
         require(bool(windows), "text", "", "there is no token to score")
-        return Request(kind=kind, windows=tuple(windows))
+        return LmEvalRequest(kind=kind, windows=tuple(windows))
 
     def _fit(self, ids: list[int], room: int, what: str) -> tuple[tuple[int, ...], bool]:
         if len(ids) <= room:

@@ -17,11 +17,11 @@ from harness.engine.answers import Scored
 from harness.engine.batches import Forecast, fill, run_halving
 from harness.engine.engine import Engine
 from harness.engine.logits import UNSOUND, sound
-from harness.engine.requests import Job, Served, ended, failed, lot, refused
+from harness.engine.requests import Request, Result, ended, failed, lot, refused
 from harness.engine.scheduler import needs_of
 from harness.engine.streams import context_row
 from harness.engine.time_limit import limited
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.lm_eval.encoding import Window
 from harness.stages.stack import Stack
 
@@ -36,7 +36,7 @@ class WindowServed:
     tokens were scored, and predicted from a store that had lost something. `served` is of the first window.
     """
 
-    served: Served
+    served: Result
     logp: float = 0.0
     greedy: bool = True
     scored: int = 0
@@ -49,7 +49,7 @@ class _Tokenwise:
     store that had lost something; sound: whether all logits were distributions.
     """
 
-    row: Row
+    row: SequenceCache
     logp: list[float] = field(default_factory=list)
     top: list[bool] = field(default_factory=list)
     peak: int = 0  # bytes with a chunk joined, before rows were evicted
@@ -65,7 +65,7 @@ class WindowReader:
 
     def read(self, windows: Sequence[Window], stacks: Sequence[Stack]) -> list[WindowServed]:
         """One result a stack; a stack that is refused or fails in one window is so as a whole."""
-        out = [WindowServed(Served(job=Job(prefix=(), stack=stack, held=()))) for stack in stacks]
+        out = [WindowServed(Result(job=Request(prefix=(), stack=stack, held=()))) for stack in stacks]
         for number, window in enumerate(windows):
             left = [one for one in out if one.served.status == "ok"]
             try:
@@ -94,7 +94,7 @@ class WindowReader:
             outcomes = run_halving(lambda part: self._rest(part, ids), wave, _failure, _refusal)
             seconds = time.perf_counter() - begin
             for (one, row), outcome in zip(wave, outcomes, strict=True):
-                if isinstance(outcome, Served):
+                if isinstance(outcome, Result):
                     one.served = outcome
                     continue
                 if not outcome.sound:
@@ -104,10 +104,12 @@ class WindowReader:
                 if first:
                     one.served = _served(one.served, row, outcome, seconds, len(wave))
 
-    def _compressed(self, ids: Sequence[int], results: Sequence[WindowServed], length: int) -> list[tuple[WindowServed, Row]]:
+    def _compressed(
+        self, ids: Sequence[int], results: Sequence[WindowServed], length: int
+    ) -> list[tuple[WindowServed, SequenceCache]]:
         """The exact first part and a row of it for every stack that takes it; the others are refused."""
         prefix = self.engine.prefill(ids, needs_of(one.served.job.stack for one in results), length)
-        ready: list[tuple[WindowServed, Row]] = []
+        ready: list[tuple[WindowServed, SequenceCache]] = []
         for one in results:
             try:
                 row, peak = context_row(self.engine, prefix, ids, one.served.job.stack, lot(ids))
@@ -118,14 +120,14 @@ class WindowReader:
                 one.served = ended(one.served.job, error)
         return ready
 
-    def _size(self, row: Row, total: int) -> int:
+    def _size(self, row: SequenceCache, total: int) -> int:
         return self.forecast.row(row.stack, row.seen, total - row.seen) + 3 * CHUNK * 4 * self.forecast.vocabulary
 
-    def _rest(self, part: Sequence[tuple[WindowServed, Row]], ids: Sequence[int]) -> list[_Tokenwise | Served]:
+    def _rest(self, part: Sequence[tuple[WindowServed, SequenceCache]], ids: Sequence[int]) -> list[_Tokenwise | Result]:
         with limited(self.engine):
             return [*self._tokens([row for _, row in part], ids, CHUNK)]
 
-    def _tokens(self, rows: Sequence[Row], ids: Sequence[int], chunk: int) -> list[_Tokenwise]:
+    def _tokens(self, rows: Sequence[SequenceCache], ids: Sequence[int], chunk: int) -> list[_Tokenwise]:
         """Feed rows that have seen equally much the rest of `ids`, each token predicting the next."""
         out = [_Tokenwise(row) for row in rows]
         seen = rows[0].seen
@@ -154,7 +156,7 @@ def _add(one: WindowServed, window: Window, exact: _Tokenwise, rest: _Tokenwise)
     one.exercised += sum([*exact.compressed, *rest.compressed][-window.scored :])
 
 
-def _served(served: Served, row: Row, rest: _Tokenwise, seconds: float, rows: int = 1) -> Served:
+def _served(served: Result, row: SequenceCache, rest: _Tokenwise, seconds: float, rows: int = 1) -> Result:
     context = row.bytes()
     return replace(
         served,
@@ -166,9 +168,9 @@ def _served(served: Served, row: Row, rest: _Tokenwise, seconds: float, rows: in
     )
 
 
-def _failure(item: tuple[WindowServed, Row], line: str, trace: str) -> _Tokenwise | Served:
+def _failure(item: tuple[WindowServed, SequenceCache], line: str, trace: str) -> _Tokenwise | Result:
     return failed(item[0].served, line, trace)
 
 
-def _refusal(item: tuple[WindowServed, Row], line: str) -> _Tokenwise | Served:
+def _refusal(item: tuple[WindowServed, SequenceCache], line: str) -> _Tokenwise | Result:
     return refused(item[0].served, line)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.configure.arms import Cell
+from harness.configure.arms import Arm
 from harness.evaluation.assemble import assemble, results_folder
-from harness.evaluation.recorder import Work, asked
+from harness.evaluation.recorder import Planned, asked
 from harness.records.failures import naming, trace_file
 from harness.records.progress import Stood, state
 from harness.records.shards import read
@@ -20,7 +20,7 @@ WHY = "the job ended before this record was made"
 TAIL = 8192  # characters of what was printed
 
 
-def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, printed: str, before: Stood) -> int:
+def give_up(config: Mapping[str, Any], found: Sequence[Arm], reason: str, printed: str, before: Stood) -> int:
     """Write a failed record for all that a configuration asks for and nobody made; returns how many.
 
     Left alone are finished records, records of any kind that came after `before`, and what another process is busy with.
@@ -37,7 +37,7 @@ def give_up(config: Mapping[str, Any], found: Sequence[Cell], reason: str, print
         UserError: tokenizer, examples or limits of a calibrated codec cannot be had here, or the folder cannot be written.
     """
     bench = assemble({**config, "progress": False, "redo": False}, found, weights=False)
-    store: Store[Work] = Store(results_folder(config) / bench.setup.run_id)
+    store: Store[Planned] = Store(results_folder(config) / bench.setup.run_id)
     try:
         runner = bench.runner(store)
         works = bench.works(runner)

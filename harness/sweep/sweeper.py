@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness.configure.again import again
 from harness.configure.arguments import check_choices
-from harness.configure.arms import Cell, cells, is_stack_override, key_of
+from harness.configure.arms import Arm, arms_of, is_stack_override, key_of
 from harness.configure.hydra_errors import CompositionError, said
 from harness.configure.typed import check_types
 from harness.engine.batches import one_line
@@ -57,7 +57,7 @@ class Planned:
     """A job that has been composed: its cells and the run folder it writes to."""
 
     job: Job
-    cells: list[Cell]
+    cells: list[Arm]
     folder: Path
 
     def line(self, common: set[str]) -> str:
@@ -119,7 +119,7 @@ class FoldedSweeper(Sweeper):
 
     def _plan(self, jobs: Sequence[Job]) -> list[Planned]:
         """Compose every job and all of its stacks, so that a mistake in the last one stops the first."""
-        found: dict[tuple[str, ...], list[Cell]] = {}
+        found: dict[tuple[str, ...], list[Arm]] = {}
         plan = []
         for job in jobs:
             try:
@@ -127,7 +127,7 @@ class FoldedSweeper(Sweeper):
                 cfg = self._compose(job)
                 key = (str(cfg.stacks), *(o for o in job.overrides if is_stack_override(o)))
                 if key not in found:
-                    found[key] = cells(cfg, job.overrides)
+                    found[key] = arms_of(cfg, job.overrides)
                 config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
                 plan.append(Planned(job, found[key], run_folder(config)))
             except CompositionError as error:
@@ -147,7 +147,7 @@ class FoldedSweeper(Sweeper):
             try:
                 cfg = self._compose(one.job)
                 config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-                give_up(config, cells(cfg, one.job.overrides), one.outcome.reason, printed(place), before(one.job))
+                give_up(config, arms_of(cfg, one.job.overrides), one.outcome.reason, printed(place), before(one.job))
             except Exception as error:  # the report of all others is worth more
                 print(f"job {one.number}: what it left unmade is missing, not failed: {one_line(error)}", file=sys.stderr)
 

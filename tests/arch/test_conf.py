@@ -9,7 +9,7 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from harness.configure.arms import FULL, cells
+from harness.configure.arms import FULL, arms_of
 from harness.stages.stack import Stack
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -29,7 +29,7 @@ def members(group: str) -> list[str]:
 @pytest.mark.parametrize("name", members("compress"))
 def test_every_stack_builds_at_every_point(name: str) -> None:
     overrides = [f"compress={name}"]
-    found = cells(hydra.compose("config", overrides=overrides), overrides)
+    found = arms_of(hydra.compose("config", overrides=overrides), overrides)
     assert found[0].label == FULL
     assert {cell.label for cell in found} == {FULL, name}, "the file's name is the stack's label"
     assert all(isinstance(cell.stack, Stack) for cell in found)
@@ -45,10 +45,10 @@ def test_the_well_known_stacks_are_there() -> None:
 @pytest.mark.parametrize("name", members("experiment"))
 def test_every_experiment_composes(name: str) -> None:
     cfg = hydra.compose("config", overrides=[f"experiment={name}"])
-    assert len(cells(cfg, [])) >= 2
+    assert len(arms_of(cfg, [])) >= 2
 
 
 def test_the_default_experiment_has_eight_stacks_and_several_points() -> None:
-    found = cells(hydra.compose("config"), [])
+    found = arms_of(hydra.compose("config"), [])
     assert len({cell.label for cell in found if cell.label != FULL}) >= 8
     assert max(sum(cell.label == label for cell in found) for label in {c.label for c in found}) >= 3

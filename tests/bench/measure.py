@@ -15,7 +15,7 @@ import hydra
 import torch
 from omegaconf import OmegaConf
 
-from harness.configure.arms import Cell, build, cells
+from harness.configure.arms import Arm, arms_of, build
 from harness.engine.engine import Engine
 from harness.kv.attention import NAME
 from harness.models.load import LM, load
@@ -23,11 +23,11 @@ from harness.models.load import LM, load
 CONF = str(Path(__file__).parents[2] / "conf")
 
 
-def setup(*overrides: str) -> tuple[LM, list[Cell]]:
+def setup(*overrides: str) -> tuple[LM, list[Arm]]:
     """The default model and the cells of a configuration."""
     with hydra.initialize_config_dir(CONF, version_base="1.3"):
         cfg = hydra.compose("config", overrides=list(overrides))
-        found = cells(cfg, list(overrides))
+        found = arms_of(cfg, list(overrides))
         return load(build(OmegaConf.to_container(cfg.model), "model"), NAME), found
 
 

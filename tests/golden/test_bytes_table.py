@@ -10,11 +10,11 @@ import torch
 
 from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
-from harness.kv.head_group import Part
+from harness.kv.head_group import HeadGroup
 from harness.kv.memory import measure, predict
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.kv.shape import LayerShape, ModelShape
-from harness.kv.token_store import Side
+from harness.kv.token_store import TokenStore
 from harness.stages.budget import Amount
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
@@ -41,7 +41,7 @@ def prefix(name: str, tokens: int) -> Prefix:
     return engine(name).prefill(ids(tokens), NEEDS)
 
 
-def compressed(stack: Stack, name: str = "A", tokens: int = 256) -> Row:
+def compressed(stack: Stack, name: str = "A", tokens: int = 256) -> SequenceCache:
     return engine(name).compress(prefix(name, tokens), stack)
 
 
@@ -119,10 +119,12 @@ def test_worked_example() -> None:
     shape = ModelShape((LayerShape(32, 128, 128),), 32)
     assert shape.full_bytes(1000, 2) == 16_384_000
     x = torch.randn(32, 1000, 128, generator=torch.Generator().manual_seed(0)).half()
-    part = Part(
-        Heads((0,), 0, 32), Side.of(x, conf_tree.member("codec", "exact"), None), Side.of(x.clone(), Stack().values, None)
+    part = HeadGroup(
+        Heads((0,), 0, 32),
+        TokenStore.of(x, conf_tree.member("codec", "exact"), None),
+        TokenStore.of(x.clone(), Stack().values, None),
     )
-    row = Row(shape, Stack(), (part,), 1000)
+    row = SequenceCache(shape, Stack(), (part,), 1000)
     sums = torch.rand(32, 1000, generator=torch.Generator().manual_seed(1))
     keep = Keep(scorer=H2O(), sinks=4, recent=32, budget=Amount(unit="tokens", value=64))
     stats = Stats(sums, None, 1.0)
@@ -168,7 +170,7 @@ def test_measured_bytes_are_the_storages_and_the_prediction(name: str, dtype: to
                 assert held.total == ragged_bytes(row, dtype.itemsize), (fraction, step)
 
 
-def ragged_bytes(row: Row, itemsize: int) -> int:
+def ragged_bytes(row: SequenceCache, itemsize: int) -> int:
     """Exact rows of layers and heads that hold different numbers: K and V, and positions where the layer lost a row."""
     assert not row.stack.keys.lossy and not row.stack.values.lossy and not row.stack.keeps_state
     return sum(n * 2 * 64 * itemsize + (4 * n if min(layer) < row.seen else 0) for layer in row.held() for n in layer)

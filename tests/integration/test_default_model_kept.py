@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.models.load import load
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
@@ -49,7 +49,7 @@ VALUES: dict[int, list[Tensor]] = {}  # of the context, per layer
 
 
 @lru_cache
-def read() -> tuple[dict[str, Row], Recorded]:
+def read() -> tuple[dict[str, SequenceCache], Recorded]:
     """The context under every keep of the tree, and the queries and keys of the context."""
     run = engine()  # made before the recording: it tries a few tokens of its own
     with recording(LAYERS, VALUES) as recorded:

@@ -11,7 +11,7 @@ from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
 from harness.errors import UserError
 from harness.kv.memory import predict
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.tiny_models import ids
@@ -54,7 +54,7 @@ def uniform(stack: Stack) -> bool:
     return stack.keep is not None and {type(stack.keep.layers).__name__, type(stack.keep.heads).__name__} == {"Uniform"}
 
 
-def row_of(run: Engine, whole: Prefix, stack: Stack) -> Row:
+def row_of(run: Engine, whole: Prefix, stack: Stack) -> SequenceCache:
     return run.read_chunked(ids(SEEN), [run.start(stack, SEEN)])[0][0] if stack.chunked else run.compress(whole, stack)
 
 

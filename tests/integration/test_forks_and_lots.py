@@ -12,11 +12,11 @@ import torch
 
 from harness.engine.batches import MOST_ROWS
 from harness.engine.engine import Engine
-from harness.engine.requests import Job, Served
-from harness.engine.scheduler import Server
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.lm_eval import model as lm_eval_model
 from harness.lm_eval.documents import Asked, LmEvalService, Replied
-from harness.lm_eval.encoding import Request, Window
+from harness.lm_eval.encoding import LmEvalRequest, Window
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.lm_eval_tasks import ANSWER, CHOICE, TEXT, write
@@ -34,9 +34,9 @@ class Noting(Engine):
         return super().score(rows, *more)
 
 
-def served(engine: Engine, jobs: list[Job], limit: int) -> list[Served]:
-    found: list[Served] = []
-    Server(engine, limit).serve(jobs, found.extend)
+def served(engine: Engine, jobs: list[Request], limit: int) -> list[Result]:
+    found: list[Result] = []
+    Scheduler(engine, limit).serve(jobs, found.extend)
     return found
 
 
@@ -44,8 +44,8 @@ def test_every_choice_is_a_row_under_the_limit() -> None:
     """The kind: a request that forks into several rows once counted as one."""
     engine = Noting(tiny_models.tiny("llama"), torch.float32)
     choices = tuple((5 + i, 6, 7) for i in range(8))
-    jobs = [Job(prefix=tuple(ids(40, seed=i)), stack=Stack(), held=(5,), targets=choices, tag=i) for i in range(6)]
-    server = Server(engine, 1 << 40)
+    jobs = [Request(prefix=tuple(ids(40, seed=i)), stack=Stack(), held=(5,), targets=choices, tag=i) for i in range(6)]
+    server = Scheduler(engine, 1 << 40)
     one = replaced(jobs[0], choices[:1])
     single, all_eight = (server._size(job, 40, 0) for job in (one, jobs[0]))
     assert all_eight == 8 * single, "a store and the logits of each choice"
@@ -59,22 +59,22 @@ def test_every_choice_is_a_row_under_the_limit() -> None:
 def test_a_wave_has_no_more_rows_than_forks_allow() -> None:
     engine = Noting(tiny_models.tiny("llama"), torch.float32)
     choices = tuple((5 + i, 6) for i in range(20))
-    jobs = [Job(prefix=tuple(ids(20, seed=i)), stack=Stack(), held=(5,), targets=choices, tag=i) for i in range(5)]
+    jobs = [Request(prefix=tuple(ids(20, seed=i)), stack=Stack(), held=(5,), targets=choices, tag=i) for i in range(5)]
     assert len(served(engine, jobs, 1 << 40)) == 5
     assert engine.most == 2 * 20 <= MOST_ROWS
 
 
-def replaced(job: Job, targets: tuple[tuple[int, ...], ...]) -> Job:
-    return Job(prefix=job.prefix, stack=job.stack, held=job.held, targets=targets)
+def replaced(job: Request, targets: tuple[tuple[int, ...], ...]) -> Request:
+    return Request(prefix=job.prefix, stack=job.stack, held=job.held, targets=targets)
 
 
 def test_lots_follow_the_compressed_tokens_whatever_else_a_document_asks() -> None:
     """The kind: the seed of a draw came from the whole prompt of a document, and from others on another way in."""
     engine = tiny_models.engine("llama")
     context, text = tuple(ids(40)), tuple(ids(90, seed=2))
-    one = Request(kind="loglikelihood", ids=context, target=(5, 6))
-    longer = Request(kind="loglikelihood", ids=tuple(ids(60, seed=1)), target=(7,))
-    whole = Request(kind="loglikelihood_rolling", windows=(Window(text, 89),))
+    one = LmEvalRequest(kind="loglikelihood", ids=context, target=(5, 6))
+    longer = LmEvalRequest(kind="loglikelihood", ids=tuple(ids(60, seed=1)), target=(7,))
+    whole = LmEvalRequest(kind="loglikelihood_rolling", windows=(Window(text, 89),))
     answers: list[Any] = []
     for requests in ((one,), (one, longer), (longer, one), (whole,), (whole, longer)):
         found: list[Replied] = []

@@ -11,7 +11,7 @@ import torch
 
 from harness.engine.answers import Answer, Ask, Prefix
 from harness.engine.engine import Engine
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
 from tests.tiny_models import ids
@@ -45,7 +45,7 @@ def stacks() -> list[Stack]:
     return [*kinds.values(), *found]
 
 
-def rows(family: str = "llama") -> list[tuple[Row, list[int]]]:
+def rows(family: str = "llama") -> list[tuple[SequenceCache, list[int]]]:
     """One row for every stack and example, with its question."""
     return [
         (engine(family).compress(prefix(e, family), stack, seed=e), ids(QUESTIONS[e], seed=10 + e))
@@ -55,11 +55,11 @@ def rows(family: str = "llama") -> list[tuple[Row, list[int]]]:
     ]
 
 
-def positions(row: Row) -> list[list[list[int]]]:
+def positions(row: SequenceCache) -> list[list[list[int]]]:
     return [[head.tolist() for head in layer] for layer in row.kept_positions()]
 
 
-def ask(row: Row, held: Sequence[int]) -> Ask:
+def ask(row: SequenceCache, held: Sequence[int]) -> Ask:
     return Ask(row=row, held=held, max_new=NEW)
 
 
@@ -138,7 +138,7 @@ def test_a_stop_sees_all_ids_and_ends_the_answer() -> None:
 # --- forks -------------------------------------------------------------------------------------------------------
 
 
-def digest(row: Row) -> str:
+def digest(row: SequenceCache) -> str:
     tensors = [t.contiguous().cpu().view(torch.uint8) for part in row.parts for _, t in part.tensors()]
     return hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Served, Server
+from harness.engine.scheduler import Job, Scheduler, Served
 from harness.kv import sequence_cache as cache
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.layers.pyramid import Pyramid
@@ -35,7 +35,7 @@ def reached(found: Any) -> Iterator[Tensor]:
             yield from reached(one)
 
 
-def held(row: Row) -> int:
+def held(row: SequenceCache) -> int:
     storages = [t.untyped_storage() for part in row.parts for t in reached(part)]
     return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
@@ -116,7 +116,7 @@ def test_what_the_budget_of_layers_really_was_is_recorded(tokens: int, budget: i
     keep = Keep(scorer=SnapKV(window=8), budget=Amount(unit="tokens", value=budget), layers=Pyramid())
     jobs = [Job(prefix=tuple(ids(tokens)), stack=s, held=(3,), max_new=1) for s in (Stack(keep=keep), Stack())]
     found: list[Served] = []
-    Server(tiny_models.engine("llama"), 1 << 30).serve(jobs, found.extend)
+    Scheduler(tiny_models.engine("llama"), 1 << 30).serve(jobs, found.extend)
     assert [one.row.layer_budget for one in found if one.row] == [says, None]
 
 

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from harness.engine.engine import Engine
 from harness.kv.attention import CURRENT
 from harness.kv.compat import EntryCache, forward
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs
 from tests import tiny_models
 from tests.tiny_models import FAMILIES, ids, tiny
@@ -25,7 +25,7 @@ EVERYTHING = Needs(column_sums=True, queries=32)
 ALL, LAST = slice(None), torch.tensor([-1])  # logits asked for
 
 
-def all_logits(engine: Engine, row: Row, tokens: list[int], needs: Needs) -> tuple[Row, Tensor]:
+def all_logits(engine: Engine, row: SequenceCache, tokens: list[int], needs: Needs) -> tuple[SequenceCache, Tensor]:
     """One forward of the engine's parts with the logits of all its tokens [L, V]."""
     run = engine.begin([row], [len(tokens)], [needs])
     held = CURRENT.set(run)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.codec.int8 import Int8
 from harness.stages.keep import Keep
 from harness.stages.protocols import Needs
@@ -26,7 +26,7 @@ CALLS = (70, 9, 1, 1, 3, 1, 1, 1)
 EVERYTHING = Needs(column_sums=True, queries=32)
 
 
-def stepped(engine: Engine, stack: Stack, calls: Sequence[Sequence[int]]) -> list[Row]:
+def stepped(engine: Engine, stack: Stack, calls: Sequence[Sequence[int]]) -> list[SequenceCache]:
     """The row after every call."""
     rows = [engine.compress(engine.prefill(calls[0], EVERYTHING), stack)]
     for tokens in calls[1:]:
@@ -34,7 +34,7 @@ def stepped(engine: Engine, stack: Stack, calls: Sequence[Sequence[int]]) -> lis
     return rows
 
 
-def check(rows: Sequence[Row], layer: int, wanted: Sequence[oracle.Step]) -> None:
+def check(rows: Sequence[SequenceCache], layer: int, wanted: Sequence[oracle.Step]) -> None:
     """Kept positions after every call are those of the oracle."""
     for at, (row, step) in enumerate(zip(rows, wanted, strict=True)):
         for h, head in enumerate(row.kept_positions()[layer]):
@@ -46,7 +46,7 @@ def tokens_of(calls: Sequence[int]) -> list[list[int]]:
     return [[next(stream) for _ in range(n)] for n in calls]
 
 
-def run(family: str, kv_heads: int, stack: Stack) -> tuple[Engine, list[Row], Recorded]:
+def run(family: str, kv_heads: int, stack: Stack) -> tuple[Engine, list[SequenceCache], Recorded]:
     engine = tiny_models.engine(family, kv_heads)
     with recording(engine.shape.full_layers) as recorded:
         rows = stepped(engine, stack, tokens_of(CALLS))

@@ -11,8 +11,8 @@ import torch
 from transformers import DynamicCache, LlamaConfig, Phi3Config, PretrainedConfig
 
 from harness.engine.engine import Engine
-from harness.engine.requests import Job, Served
-from harness.engine.scheduler import Server
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.engine.streams import Reading, read
 from harness.kv.attention import NAME
 from harness.kv.compat import forward
@@ -41,9 +41,9 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return Engine(build(settings(request.param), NAME), torch.float32)
 
 
-def serve(engine: Engine, jobs: list[Job]) -> dict[str, Served]:
-    found: dict[str, Served] = {}
-    Server(engine, 1 << 30).serve(jobs, lambda done: found.update({one.job.tag: one for one in done}))
+def serve(engine: Engine, jobs: list[Request]) -> dict[str, Result]:
+    found: dict[str, Result] = {}
+    Scheduler(engine, 1 << 30).serve(jobs, lambda done: found.update({one.job.tag: one for one in done}))
     return found
 
 
@@ -51,7 +51,8 @@ def test_the_full_caches_answers_do_not_depend_on_the_neighbour(engine: Engine) 
     """Found by: a 25- and a 152-token prompt in one file. The kind: one setting of a whole batch where each row has its own."""
     target = tuple(ids(5, seed=3))
     jobs = [
-        Job(prefix=tuple(ids(n, seed=n)), stack=Stack(), held=(5, 6), targets=(target,), tag=str(n)) for n in (25, 152, 60, 300)
+        Request(prefix=tuple(ids(n, seed=n)), stack=Stack(), held=(5, 6), targets=(target,), tag=str(n))
+        for n in (25, 152, 60, 300)
     ]
     together = serve(engine, jobs)
     for job in jobs:
@@ -64,7 +65,7 @@ def test_the_full_caches_answers_do_not_depend_on_the_neighbour(engine: Engine) 
 def test_one_context_under_two_lengths_is_read_twice(engine: Engine) -> None:
     """A prompt that its answer takes over the switch has one rotation from its first token on."""
     context = tuple(ids(60))
-    short, long = (Job(prefix=context, stack=Stack(), held=(5,), max_new=n, tag=str(n)) for n in (3, 40))
+    short, long = (Request(prefix=context, stack=Stack(), held=(5,), max_new=n, tag=str(n)) for n in (3, 40))
     found = serve(engine, [short, long])
     assert [found[job.tag].row.length for job in (short, long)] == [63, 100]  # type: ignore[union-attr]
     for job in (short, long):
@@ -93,7 +94,7 @@ def test_chunks_do_not_change_a_stream_which_is_the_stock_models(engine: Engine)
 def test_everything_kept_in_chunks_is_the_full_cache(engine: Engine) -> None:
     whole = Stack(keep=conf_tree.keep("streaming", 400), phase="chunked", chunk=32)
     jobs = [
-        Job(prefix=tuple(ids(150)), stack=stack, held=(5, 6), targets=((7, 8, 9),), tag=name)
+        Request(prefix=tuple(ids(150)), stack=stack, held=(5, 6), targets=((7, 8, 9),), tag=name)
         for name, stack in (("chunked", whole), ("full", Stack()))
     ]
     found = serve(engine, jobs)

@@ -14,9 +14,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from harness.command import execute
-from harness.configure.arms import cells
+from harness.configure.arms import arms_of
 from harness.evaluation.assemble import assemble
-from harness.evaluation.recorder import Work
+from harness.evaluation.recorder import Planned
 from harness.records.current import current_records
 from harness.records.progress import state
 from harness.records.shards import load_records
@@ -50,8 +50,8 @@ def keys(*overrides: str) -> set[str]:
     given = [*TINY, *overrides]
     cfg = hydra.compose("config", overrides=given)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
-    bench = assemble(config, cells(cfg, given), weights=False)
-    store: Store[Work] = Store(Path("keys"))
+    bench = assemble(config, arms_of(cfg, given), weights=False)
+    store: Store[Planned] = Store(Path("keys"))
     try:
         return {work.key for work in bench.works(bench.runner(store))}
     finally:

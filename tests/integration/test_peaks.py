@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.engine.engine import Ask, Engine
-from harness.engine.scheduler import Job, Served, Server
+from harness.engine.scheduler import Job, Scheduler, Served
 from harness.engine.streams import Reading, context_row, read
 from harness.lm_eval.encoding import Window
 from harness.lm_eval.windows import WindowReader
@@ -23,7 +23,7 @@ ROW = 3 * 2 * (2 * 32 * 4 + 4 + 4)  # of three layers and two KV heads: fp32 key
 
 def served(engine: Engine, job: Job) -> Served:
     found: list[Served] = []
-    Server(engine, 1 << 30).serve([job], found.extend)
+    Scheduler(engine, 1 << 30).serve([job], found.extend)
     assert found[0].status == "ok", found[0].error
     return found[0]
 
@@ -81,7 +81,7 @@ def test_a_chunked_context_in_front_of_a_stream_or_a_text_has_the_peak_of_its_re
 def test_the_peak_of_a_whole_text_is_that_of_its_steps() -> None:
     """A text of 121 tokens for lm-eval: 60 are read exactly, a quarter kept, and chunks of 32 join before rows go."""
     engine = tiny_models.engine("llama")
-    reader = WindowReader(engine, Server(engine, 1 << 30).forecast, 1 << 30)
+    reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
     text = Window(tuple(ids(121)), 60)
     (found, full) = reader.read([text], [(HEAVY, 0), (Stack(), 0)])
     assert found.served.peak == (15 + 32) * ROW

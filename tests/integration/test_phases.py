@@ -9,9 +9,9 @@ import torch
 
 from harness.engine.answers import Ask
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Served, Server
+from harness.engine.scheduler import Job, Scheduler, Served
 from harness.errors import UserError
-from harness.kv.sequence_cache import Row
+from harness.kv.sequence_cache import SequenceCache
 from harness.stages.codec.int8 import Int8
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
@@ -26,7 +26,7 @@ def chunked(name: str, budget: int = BUDGET, **fields: object) -> Stack:
     return Stack(keep=conf_tree.keep(name, budget), phase="chunked", chunk=CHUNK, **fields)  # type: ignore[arg-type]
 
 
-def read(engine: Engine, stack: Stack, n: int = CONTEXT) -> tuple[Row, int]:
+def read(engine: Engine, stack: Stack, n: int = CONTEXT) -> tuple[SequenceCache, int]:
     (found,) = engine.read_chunked(ids(n), [engine.start(stack, n)])
     return found
 
@@ -89,7 +89,7 @@ def test_chunks_of_many_stacks_are_read_together_as_alone() -> None:
 
     def serve(some: list[Job]) -> dict[int, Served]:
         found: dict[int, Served] = {}
-        Server(engine, 1 << 30).serve(some, lambda done: found.update({one.job.tag: one for one in done}))
+        Scheduler(engine, 1 << 30).serve(some, lambda done: found.update({one.job.tag: one for one in done}))
         return found
 
     together, alone = serve(jobs), {job.tag: serve([job])[job.tag] for job in jobs}

@@ -10,8 +10,8 @@ import torch
 from transformers import GPT2Config, OPTConfig, PretrainedConfig
 
 from harness.engine.engine import Engine
-from harness.engine.requests import Job, Served
-from harness.engine.scheduler import Server
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.positions import learned_positions
@@ -55,9 +55,9 @@ def test_the_last_place_is_used_and_none_after_it(engine: Engine) -> None:
     """The kind: an index error deep in the model for every request of a batch, where a line for one of them is due."""
     chunked = Stack(keep=conf_tree.keep("streaming", 32), phase="chunked", chunk=16)
 
-    def status(n: int, stack: Stack, **more: object) -> Served:
-        served: list[Served] = []
-        Server(engine, 1 << 30).serve([Job(prefix=tuple(ids(n)), stack=stack, held=(5, 6), **more)], served.extend)
+    def status(n: int, stack: Stack, **more: object) -> Result:
+        served: list[Result] = []
+        Scheduler(engine, 1 << 30).serve([Request(prefix=tuple(ids(n)), stack=stack, held=(5, 6), **more)], served.extend)
         return served[0]
 
     for stack in (Stack(), chunked):
@@ -66,7 +66,7 @@ def test_the_last_place_is_used_and_none_after_it(engine: Engine) -> None:
             beyond = status(PLACES - 7, stack, **more)
             assert (beyond.status, beyond.trace) == ("refused", "")
             assert beyond.error is not None and TABLE in beyond.error
-    reader = WindowReader(engine, Server(engine, 1 << 30).forecast, 1 << 30)
+    reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
     for n, expected in ((PLACES + 1, "ok"), (PLACES + 2, "refused")):
         (found,) = reader.read([Window(tuple(ids(n)), n - 1)], [Stack()])
         assert found.served.status == expected

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from harness.calibrate import codec_limits as calibrate
 from harness.engine.batches import run_halving
-from harness.engine.requests import Job, Served
-from harness.engine.scheduler import Server
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.engine.time_limit import TimeLimitError
 from harness.errors import UserError
 from harness.lm_eval.encoding import Window
@@ -48,9 +48,9 @@ def refusing(most: int, phase: str) -> Stack:
     return Stack(keep=keep, phase=phase, chunk=16)
 
 
-def serve(jobs: list[Job]) -> dict[str, Served]:
-    found: dict[str, Served] = {}
-    Server(tiny_models.engine("llama"), 1 << 30).serve(jobs, lambda done: found.update({one.job.tag: one for one in done}))
+def serve(jobs: list[Request]) -> dict[str, Result]:
+    found: dict[str, Result] = {}
+    Scheduler(tiny_models.engine("llama"), 1 << 30).serve(jobs, lambda done: found.update({one.job.tag: one for one in done}))
     return found
 
 
@@ -66,7 +66,7 @@ def test_a_refusal_while_reading_compressing_answering_or_scoring_is_of_that_req
         "fine": refusing(1000, "always"),
     }
     jobs = [
-        Job(prefix=context, stack=stack, held=held, max_new=0 if targets else 6, targets=targets, tag=name)
+        Request(prefix=context, stack=stack, held=held, max_new=0 if targets else 6, targets=targets, tag=name)
         for name, stack in stacks.items()
     ]
     found = serve(jobs)
@@ -91,7 +91,7 @@ def test_halving_hands_a_refusal_on_alone() -> None:
 
 def test_a_refusal_in_a_window_of_a_text_is_of_that_stack() -> None:
     engine = tiny_models.engine("llama")
-    reader = WindowReader(engine, Server(engine, 1 << 30).forecast, 1 << 30)
+    reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
     text = ids(161)
     windows = [Window(tuple(text[:81]), 80), Window(tuple(text[80:]), 80)]
     stacks = [Stack(), refusing(60, "always"), refusing(30, "prefill"), refusing(1000, "always")]

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Served, Server
+from harness.engine.scheduler import Job, Scheduler, Served
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tasks.needle import Needle
@@ -37,7 +37,7 @@ class Counting(Engine):
 def served(engine: Engine, jobs: Sequence[Job]) -> list[Served]:
     """Results in the order of the jobs; a job's tag is its place."""
     found: dict[int, Served] = {}
-    Server(engine, LIMIT).serve(jobs, lambda wave: found.update({one.job.tag: one for one in wave}))
+    Scheduler(engine, LIMIT).serve(jobs, lambda wave: found.update({one.job.tag: one for one in wave}))
     return [found[at] for at in range(len(jobs))]
 
 

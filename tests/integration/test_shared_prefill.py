@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Served, Server
+from harness.engine.scheduler import Job, Scheduler, Served
 from harness.lm_eval.encoding import Window
 from harness.lm_eval.windows import WindowReader
 from harness.stages.codec.base import Codec
@@ -123,10 +123,10 @@ def test_in_every_phase_and_in_windows(phase: str) -> None:
         stack = Stack(keep=own(Needs(queries=4))[0].keep, phase=phase, chunk=32)
         jobs = [Job(prefix=tuple(ids(90)), stack=s, held=(3, 4), max_new=3, tag=s is stack) for s in (*beside, stack)]
         found: list[Served] = []
-        Server(engine, 1 << 30).serve(jobs, found.extend)
+        Scheduler(engine, 1 << 30).serve(jobs, found.extend)
         assert {one.status for one in found} == {"ok"}
         rows = next(one for one in found if one.job.tag).final.kept_positions()
-        reader = WindowReader(engine, Server(engine, 1 << 30).forecast, 1 << 30)
+        reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
         texts = reader.read([Window(tuple(ids(100)), 50)], [(s, 0) for s in (*beside, stack)])
         return rows, [texts[-1].logp]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Served, Server
+from harness.engine.scheduler import Job, Scheduler, Served
 from harness.evaluation.recorder import Recorder, Setup
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
@@ -84,7 +84,7 @@ def all_rows() -> Keep:
 
 def measured(engine: Engine, stack: Stack) -> dict[str, Any]:
     found: list[Served] = []
-    Server(engine, 1 << 30).serve([Job(prefix=tuple(ids(90)), stack=stack, held=(3, 4), max_new=3)], found.extend)
+    Scheduler(engine, 1 << 30).serve([Job(prefix=tuple(ids(90)), stack=stack, held=(3, 4), max_new=3)], found.extend)
     assert found[0].status == "ok", found[0].error
     setup = Setup(
         run_id="r", model="m", identity={}, memory_limit=1, attn="a", kv_dtype="float32", shape=engine.shape, progress=False

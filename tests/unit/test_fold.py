@@ -11,7 +11,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from harness.configure.arms import Cell, cells
+from harness.configure.arms import Arm, arms_of
 from harness.errors import UserError
 from harness.sweep.fold import Job, deferred, fold
 
@@ -29,8 +29,8 @@ def jobs(*arguments: str) -> list[Job]:
     return fold(OverridesParser.create().parse_overrides(deferred(arguments)))
 
 
-def of(overrides: list[str]) -> list[Cell]:
-    return cells(hydra.compose("config", overrides=overrides), overrides)
+def of(overrides: list[str]) -> list[Arm]:
+    return arms_of(hydra.compose("config", overrides=overrides), overrides)
 
 
 def test_what_differs_only_in_the_stack_is_one_job() -> None:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.kv.head_group import Part
+from harness.kv.head_group import HeadGroup
 from harness.kv.memory import measure
-from harness.kv.token_store import Side
+from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
@@ -32,12 +32,12 @@ def new(n: int, start: int, heads: int = 2) -> KV:
     return KV(rows(n, heads, start), rows(n, heads, start + 1000), pos)
 
 
-def part(n: int, codec: Codec | None = None, heads: int = 2) -> Part:
+def part(n: int, codec: Codec | None = None, heads: int = 2) -> HeadGroup:
     kv, codec = new(n, 0, heads), codec or Exact()
-    return Part(Heads((0,), 0, heads), Side.of(kv.k_HND, codec, None), Side.of(kv.v_HND, codec, None))
+    return HeadGroup(Heads((0,), 0, heads), TokenStore.of(kv.k_HND, codec, None), TokenStore.of(kv.v_HND, codec, None))
 
 
-def content(found: Part) -> list[Tensor]:
+def content(found: HeadGroup) -> list[Tensor]:
     return [t.clone() for _, t in found.tensors()]
 
 
@@ -46,7 +46,7 @@ def content(found: Part) -> list[Tensor]:
 
 def test_case_8_tokens_that_aged_at_decode_are_really_quantized() -> None:
     x = rows(200)
-    side = Side.of(x[:, :32].clone(), BITS2, None)
+    side = TokenStore.of(x[:, :32].clone(), BITS2, None)
     for t in range(32, 200):
         side = side.append(x[:, t : t + 1].clone())
         assert side.n_encoded % 32 == 0
@@ -68,10 +68,10 @@ def test_case_8_tokens_that_aged_at_decode_are_really_quantized() -> None:
 def test_case_9_the_exact_tail_stays_below_residual_plus_group(calls: list[int], axis: str) -> None:
     codec = IntGroups(bits=4, group=32, residual=32, axis=axis)
     x, at = rows(sum(calls)), 0
-    side: Side | None = None
+    side: TokenStore | None = None
     for n in calls:
         step = x[:, at : at + n].clone()
-        side, at = Side.of(step, codec, None) if side is None else side.append(step), at + n
+        side, at = TokenStore.of(step, codec, None) if side is None else side.append(step), at + n
         tail = side.tail_HND.shape[1]
         assert tail < 64 if axis == "channel" else tail <= 32
         assert tail >= min(32, at)
@@ -82,8 +82,8 @@ def test_case_9_the_exact_tail_stays_below_residual_plus_group(calls: list[int],
 def test_case_10_the_residual_is_exact_after_prefill() -> None:
     codec = IntGroups(bits=4, group=32, residual=128, axis="channel")
     x = rows(300)
-    assert torch.equal(Side.of(x[:, :100].clone(), codec, None).read(torch.float32), x[:, :100])
-    side = Side.of(x, codec, None)
+    assert torch.equal(TokenStore.of(x[:, :100].clone(), codec, None).read(torch.float32), x[:, :100])
+    side = TokenStore.of(x, codec, None)
     assert side.n_encoded == 160  # the most whole groups that leave at least 128 exact
     assert torch.equal(side.read(torch.float32)[:, -128:], x[:, -128:])
 
@@ -148,7 +148,7 @@ def test_the_newest_rows_of_a_sliding_layer_release_the_others() -> None:
 
 def test_sums_follow_their_rows() -> None:
     store = part(6)
-    store = Part(Heads((0,), 0, 2), store.keys, store.values, None, torch.arange(12.0).view(2, 6))
+    store = HeadGroup(Heads((0,), 0, 2), store.keys, store.values, None, torch.arange(12.0).view(2, 6))
     kept = store.take(torch.tensor([[0, 5], [2, 3]]), 6)
     assert kept.sums_HN is not None
     assert kept.sums_HN.tolist() == [[0, 5], [8, 9]]
@@ -168,12 +168,12 @@ def test_the_first_rows_stay_exact_for_good(calls: list[int], view: torch.dtype 
     x, at, side = rows(90), 0, None
     for n in calls:
         step = x[:, at : at + n].clone()
-        side, at = Side.of(step, with_sinks, view) if side is None else side.append(step), at + n
+        side, at = TokenStore.of(step, with_sinks, view) if side is None else side.append(step), at + n
     assert side is not None
     assert side.n == 90
     read = side.read(torch.float32)
     assert torch.equal(read[:, :4], x[:, :4])
-    assert torch.equal(read[:, 4:], Side.of(x[:, 4:].clone(), without, None).read(torch.float32))
+    assert torch.equal(read[:, 4:], TokenStore.of(x[:, 4:].clone(), without, None).read(torch.float32))
     assert not torch.equal(read[:, 4:], x[:, 4:])
     assert torch.equal(side.read(torch.float32, slice(1, 2)), read[1:2])
     held = measure(side.tensors())
@@ -183,7 +183,7 @@ def test_the_first_rows_stay_exact_for_good(calls: list[int], view: torch.dtype 
 
 
 def test_exact_first_rows_are_never_evicted() -> None:
-    side = Side.of(rows(50), IntGroups(axis="token", residual=8, sinks=4), None)
+    side = TokenStore.of(rows(50), IntGroups(axis="token", residual=8, sinks=4), None)
     kept = take(side, [0, 1, 2, 3, 7, 20, *range(42, 50)])
     whole = side.read(torch.float32)
     assert torch.equal(kept.read(torch.float32), whole[:, [0, 1, 2, 3, 7, 20, *range(42, 50)]])
@@ -196,7 +196,7 @@ def test_exact_first_rows_are_never_evicted() -> None:
 
 @pytest.mark.parametrize("codec", PER_TOKEN.values(), ids=PER_TOKEN)
 def test_a_cached_view_reads_the_same_and_is_counted_as_scratch(codec: Codec) -> None:
-    plain, cached = Side.of(rows(50), codec, None), Side.of(rows(50), codec, torch.float32)
+    plain, cached = TokenStore.of(rows(50), codec, None), TokenStore.of(rows(50), codec, torch.float32)
     for n in (1, 30, 7):
         plain, cached = plain.append(rows(n, seed=n)), cached.append(rows(n, seed=n))
         assert torch.equal(plain.read(torch.float32), cached.read(torch.float32))
@@ -211,7 +211,7 @@ def test_a_cached_view_reads_the_same_and_is_counted_as_scratch(codec: Codec) ->
 
 
 def test_reading_gives_a_tensor_of_its_own() -> None:
-    side = Side.of(rows(40).bfloat16(), Int8(), None)
+    side = TokenStore.of(rows(40).bfloat16(), Int8(), None)
     side.read(torch.float32).zero_()
     assert bool(side.read(torch.float32).any())
 
@@ -228,13 +228,13 @@ def test_rows_of_an_older_and_a_newer_tensor_are_chosen_together(newest: bool) -
     assert chosen.untyped_storage().nbytes() == chosen.numel() * 4
 
 
-def take(side: Side, index: list[int]) -> Side:
+def take(side: TokenStore, index: list[int]) -> TokenStore:
     both = torch.tensor([index] * 2)
     return side.take(both, RowIndex(both))
 
 
 def test_rows_that_would_cut_the_exact_tail_are_refused() -> None:
-    side = Side.of(rows(50), IntGroups(axis="token", residual=8), None)
+    side = TokenStore.of(rows(50), IntGroups(axis="token", residual=8), None)
     assert take(side, [1, *range(42, 50)]).n == 9
     for index in ([1, 2, 3, *range(44, 50)], [47, 48, 49], list(range(8))):
         with pytest.raises(UserError, match=r"evict from the 8 exact newest rows of codec int4: raise keep\.recent"):

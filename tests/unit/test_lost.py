@@ -13,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.analysis.points import points
 from harness.command import execute
-from harness.configure.arms import cells
+from harness.configure.arms import arms_of
 from harness.errors import UserError
 from harness.evaluation.assemble import assemble
-from harness.evaluation.recorder import Work
+from harness.evaluation.recorder import Planned
 from harness.models.load import load
 from harness.pages.run_folder import write_all
 from harness.records.progress import Stood, state, stood
@@ -52,7 +52,7 @@ def composed(folder: Path, kind: str = "questions", stacks: str = STACKS) -> tup
 
 def lost(cfg: DictConfig, overrides: list[str], before: Stood = Stood(), printed: str = "") -> int:  # noqa: B008
     config: Any = OmegaConf.to_container(cfg, resolve=True)
-    return give_up(config, cells(cfg, overrides), "killed by SIGKILL", printed, before)
+    return give_up(config, arms_of(cfg, overrides), "killed by SIGKILL", printed, before)
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -89,7 +89,7 @@ def test_what_others_hold_and_what_has_already_failed_is_left_alone(tmp_path: Pa
     folder = next((tmp_path / "results").iterdir())
     assert not (folder / "failures").exists(), "there is nothing to put there"
     assert write_all(folder)["n_failed"].sum() == 6, "a run of failures alone has a report"
-    other: Store[Work] = Store(folder)
+    other: Store[Planned] = Store(folder)
     assert other.claims.take(claims_of(cfg, overrides)[0])
     assert lost(cfg, overrides, stood(folder)) == 3, "one of two contexts is being worked on"
     other.close()
@@ -106,9 +106,9 @@ def test_calibrated_codecs_need_their_limits_measured_once(tmp_path: Path, monke
 
 def claims_of(cfg: DictConfig, overrides: list[str]) -> list[str]:
     config: Any = OmegaConf.to_container(cfg, resolve=True)
-    found = cells(cfg, overrides)
+    found = arms_of(cfg, overrides)
     bench = assemble(config, found, weights=False)
-    store: Store[Work] = Store(Path(config["results_dir"]) / bench.setup.run_id)
+    store: Store[Planned] = Store(Path(config["results_dir"]) / bench.setup.run_id)
     works = bench.works(bench.runner(store))
     store.close()
     return [work.claim for work in works]

@@ -10,7 +10,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from harness.command import execute
-from harness.configure.arms import Cell, cells
+from harness.configure.arms import Arm, arms_of
 from harness.records.shards import load_records
 from harness.stages.stack import Stack, unused
 
@@ -25,8 +25,8 @@ def composing() -> Iterator[None]:
     GlobalHydra.instance().clear()
 
 
-def of(*overrides: str) -> list[Cell]:
-    return cells(hydra.compose("config", overrides=list(overrides)), list(overrides))
+def of(*overrides: str) -> list[Arm]:
+    return arms_of(hydra.compose("config", overrides=list(overrides)), list(overrides))
 
 
 SAME = {

@@ -10,7 +10,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from harness.configure.arguments import check_arguments
-from harness.configure.arms import Cell, cells
+from harness.configure.arms import Arm, arms_of
 from harness.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -23,8 +23,8 @@ def composing() -> Iterator[None]:
     GlobalHydra.instance().clear()
 
 
-def of(*overrides: str) -> list[Cell]:
-    return cells(hydra.compose("config", overrides=list(overrides)), overrides)
+def of(*overrides: str) -> list[Arm]:
+    return arms_of(hydra.compose("config", overrides=list(overrides)), overrides)
 
 
 @pytest.mark.parametrize(

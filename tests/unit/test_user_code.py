@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.kv.token_store import Side
+from harness.kv.token_store import TokenStore
 from harness.records.keys import code_hash
 from harness.stages.budget import Amount
 from harness.stages.codec.int8 import Int8
@@ -48,12 +48,12 @@ class Short(Scorer):
 
 def test_a_codec_whose_metadata_has_no_token_axis_is_refused() -> None:
     with pytest.raises(ValueError, match=r"codec int8 encoded 10 rows of 2 heads .* 'scale' of shape \(2, 1, 1\)"):
-        Side.of(torch.randn(2, 10, 4), HeadScale(), None)
+        TokenStore.of(torch.randn(2, 10, 4), HeadScale(), None)
 
 
 def test_a_codec_that_returns_rows_is_refused() -> None:
     with pytest.raises(TypeError, match="must write into out_HND"):
-        Side.of(torch.randn(2, 10, 4), Returns(), None).read(torch.float32)
+        TokenStore.of(torch.randn(2, 10, 4), Returns(), None).read(torch.float32)
 
 
 def test_a_score_of_the_wrong_shape_is_refused() -> None:
