@@ -83,12 +83,12 @@ def test_the_peak_of_a_whole_text_is_that_of_its_steps() -> None:
     engine = tiny_models.engine("llama")
     reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
     text = Window(tuple(ids(121)), 60)
-    (found, full) = reader.read([text], [(HEAVY, 0), (Stack(), 0)])
+    (found, full) = reader.read([text], [HEAVY, Stack()])
     assert found.served.peak == (15 + 32) * ROW
     row = 3 * 2 * 2 * 32 * 4
     sums = 3 * 2 * 60 * 4
     assert found.served.peak_prefill == 60 * row + sums + 15 * ROW
     assert full.served.peak_prefill == 60 * row
     assert full.served.peak == 120 * row
-    (short,) = reader.read([Window(tuple(ids(40)), 39)], [(HEAVY, 0)])
+    (short,) = reader.read([Window(tuple(ids(40)), 39)], [HEAVY])
     assert short.served.peak_prefill == short.served.peak == 39 * row
