@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.kv.token_store import TokenStore, own
-from harness.stages.encoded import Heads, RowIndex
+from harness.stages.encoded import Heads, TokenIndex
 from harness.stages.protocols import Stats
 from harness.types import KV
 
@@ -71,7 +71,7 @@ class HeadGroup:
         layers: only these; head: only this KV head (counted from the part's first) of a single layer.
         """
         layers = layers or self.heads.layers
-        rows = RowIndex(index_HM, self._some(layers, head, index_HM.device))
+        rows = TokenIndex(index_HM, self._some(layers, head, index_HM.device))
         start, stop = self.heads.start, self.heads.stop
         heads = Heads(layers, start, stop) if head is None else Heads(layers, start + head, start + head + 1)
         pos = rows.of(self.positions(seen))
@@ -121,7 +121,7 @@ class HeadGroup:
 class Slot(NamedTuple):
     """Some heads of one layer: the part that stores them, and where they stand in it."""
 
-    part: HeadGroup
+    head_group: HeadGroup
     at: slice
 
 

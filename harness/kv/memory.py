@@ -63,7 +63,7 @@ def _side(codec: Codec, h: int, n: int, d: int, itemsize: int) -> int:
 
 def _layer(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> int:
     if layer.window is not None:
-        return layer.held(seen) * layer.row_bytes(itemsize)
+        return layer.held(seen) * layer.token_bytes(itemsize)
     rows = _side(stack.keys, layer.heads, n, layer.d_key, itemsize) + _side(
         stack.values, layer.heads, n, layer.d_value, itemsize
     )

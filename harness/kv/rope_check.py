@@ -24,7 +24,7 @@ Ropes = tuple[LayerRope | None, ...]
 
 
 @torch.inference_mode()
-def tried(
+def checked_ropes(
     model: PreTrainedModel, shape: ModelShape, groups: Sequence[tuple[int, ...]], ropes: Ropes, moves: bool
 ) -> tuple[Ropes, bool]:
     """Ropes that give the same keys back wherever a text starts; None for layers that rotate nothing; and whether some cannot.

@@ -16,14 +16,14 @@ from harness.kv.memory import codec_info, measure, solve_budget, storage, touche
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.token_store import TokenStore, own
-from harness.kv.view import part_view
+from harness.kv.view import head_group_view
 from harness.stages.encoded import Heads
 from harness.stages.keep import Choice
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
 from harness.types import KV, Bytes
 
-PART_ELEMENTS = 1 << 26  # most key elements of one part when it is made: encoding needs a few fp32 copies of it
+GROUP_ELEMENTS = 1 << 26  # most key elements of one part when it is made: encoding needs a few fp32 copies of it
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SequenceCache:
 
     shape: ModelShape
     stack: Stack
-    parts: tuple[HeadGroup, ...]
+    head_groups: tuple[HeadGroup, ...]
     seen: int
     budget: int | None = None
     seed: int = 0
@@ -64,7 +64,7 @@ class SequenceCache:
     def slots(self) -> dict[int, tuple[Slot, ...]]:
         """For each layer the parts that store its heads, in their order."""
         found: dict[int, tuple[Slot, ...]] = {}
-        for part in self.parts:
+        for part in self.head_groups:
             for layer in part.heads.layers:
                 found[layer] = (*found.get(layer, ()), Slot(part, part.slot(layer)))
         return found
@@ -77,9 +77,9 @@ class SequenceCache:
     @property
     def next_position(self) -> int:
         """Position at which the next token is fed: as many as were seen, or the next place in the cache."""
-        if not (self.unrotated and self.parts and self.shape.full_layers):
+        if not (self.unrotated and self.head_groups and self.shape.full_layers):
             return self.seen
-        return self.slots[self.shape.full_layers[0]][0].part.n
+        return self.slots[self.shape.full_layers[0]][0].head_group.n
 
     def _window(self, part: HeadGroup) -> int | None:
         """The sliding window of a part's layers."""
@@ -98,8 +98,8 @@ class SequenceCache:
         """This row with the new tokens of a forward appended; nothing is evicted yet."""
         new = [self._new(run, g, row) for g in range(len(run.groups))]
         parts: list[HeadGroup] = []
-        if self.parts:
-            for part in self.parts:
+        if self.head_groups:
+            for part in self.head_groups:
                 g, _ = run.places[part.heads.layers[0]]
                 parts.append(part.append(of_heads(new[g], part.heads, run.groups[g]), self._sums(run, part.heads, row)))
         else:
@@ -107,7 +107,7 @@ class SequenceCache:
                 parts += self._first(run, group, kv, row)
         slid = (self._window(part) for part in parts)
         parts = [part if w is None else part.newest(w - 1) for part, w in zip(parts, slid, strict=True)]
-        return replace(self, parts=tuple(parts), seen=self.seen + run.lengths[row])
+        return replace(self, head_groups=tuple(parts), seen=self.seen + run.lengths[row])
 
     def _new(self, run: Forward, group: int, row: int) -> KV:
         """The row's new K and V of a group of layers, [layers * H, L, D], as they are stored."""
@@ -125,7 +125,7 @@ class SequenceCache:
         heads, window = self.shape.layers[group[0]].heads, self.shape.layers[group[0]].window
         stack = self.stack if window is None else Stack()
         view = run.dtype if stack.read == "cached" else None
-        many = max(1, PART_ELEMENTS // max(1, k[:heads].numel()))  # layers in a part
+        many = max(1, GROUP_ELEMENTS // max(1, k[:heads].numel()))  # layers in a part
         parts = []
         for at in range(0, len(group), many):
             chosen = Heads(group[at : at + many], 0, heads)
@@ -154,7 +154,7 @@ class SequenceCache:
         """This row at the end of its context: what only reading the context needed is dropped."""
         if not self.reading or self.stack.evicts_steps:
             return replace(self, reading=False)
-        return replace(self, reading=False, parts=tuple(replace(part, sums_HN=None) for part in self.parts))
+        return replace(self, reading=False, head_groups=tuple(replace(part, sums_HN=None) for part in self.head_groups))
 
     def compress(self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype) -> SequenceCache:
         """This exact row under a stack: all layers at once, after the context. `dtype` is that of a decoded view.
@@ -166,10 +166,10 @@ class SequenceCache:
         if not stack.compresses:
             return out
         if stack.keeps_state:
-            out = replace(out, parts=tuple(part.with_sums(stats) for part in self.parts))
+            out = replace(out, head_groups=tuple(part.with_sums(stats) for part in self.head_groups))
         if budget is not None:
             out = out.evicted(out._choose(dict(enumerate(stats)), rotated=True))
-        return replace(out, parts=tuple(out._encoded(part, dtype) for part in out.parts))
+        return replace(out, head_groups=tuple(out._encoded(part, dtype) for part in out.head_groups))
 
     def _encoded(self, part: HeadGroup, dtype: torch.dtype) -> HeadGroup:
         """The exact rows of a part as the stack stores them; sliding layers keep their own rule, but for the rotation."""
@@ -189,7 +189,9 @@ class SequenceCache:
         keep, budget = self.stack.keep, self.budget
         assert keep is not None and budget is not None
         ropes = self.ropes or (None,) * len(self.shape.layers)
-        views = [part_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed]
+        views = [
+            head_group_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed
+        ]
         return keep.choose(views, budget)
 
     def evicted(self, choices: Sequence[Choice] | None) -> SequenceCache:
@@ -197,7 +199,7 @@ class SequenceCache:
         if choices is None:
             return self
         parts: list[HeadGroup] = []
-        for part in self.parts:
+        for part in self.head_groups:
             left = list(part.heads.layers)
             for choice in choices:
                 mine = tuple(layer for layer in choice.layers if layer in part.heads.layers)
@@ -211,35 +213,37 @@ class SequenceCache:
         all_given = {layer for choice in choices for layer in choice.layers} == set(self.shape.full_layers)
         even = all_given and len({choice.share for choice in choices}) == 1
         # Parts may be slices of one tensor: now that they hold different rows, each must let go of the others'.
-        return replace(self, parts=tuple(part.owned() for part in parts), evicted_at=self.seen, even=even)
+        return replace(self, head_groups=tuple(part.owned() for part in parts), evicted_at=self.seen, even=even)
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element in the cache dtype."""
-        return self.parts[0].keys.tail_HND.element_size()
+        return self.head_groups[0].keys.tail_HND.element_size()
 
     def held(self) -> list[list[int]]:
         """Rows held, per layer and KV head."""
-        return [[slot.part.n for slot in self.slots[i] for _ in range(slot.part.heads.each)] for i in sorted(self.slots)]
+        return [
+            [slot.head_group.n for slot in self.slots[i] for _ in range(slot.head_group.heads.each)] for i in sorted(self.slots)
+        ]
 
     @property
     def size(self) -> int:
         """Rows held, over all layers and KV heads."""
-        return sum(part.n * part.heads.n for part in self.parts)
+        return sum(part.n * part.heads.n for part in self.head_groups)
 
     def kept_positions(self) -> list[list[Tensor]]:
         """Original positions held, per layer and KV head."""
-        places = {id(part): part.positions(self.seen) for part in self.parts}
-        return [[p for slot in self.slots[i] for p in places[id(slot.part)][slot.at]] for i in sorted(self.slots)]
+        places = {id(part): part.positions(self.seen) for part in self.head_groups}
+        return [[p for slot in self.slots[i] for p in places[id(slot.head_group)][slot.at]] for i in sorted(self.slots)]
 
     def bytes(self) -> Bytes:
         """What this row alone holds, a prefix that it shares included."""
-        return measure(kind_tensor for part in self.parts for kind_tensor in part.tensors())
+        return measure(kind_tensor for part in self.head_groups for kind_tensor in part.tensors())
 
     @property
     def _compressed(self) -> list[HeadGroup]:
         """The parts of layers that the stack acts on."""
-        return [part for part in self.parts if self._window(part) is None]
+        return [part for part in self.head_groups if self._window(part) is None]
 
     def touched(self) -> int:
         """Rows of full layers that were evicted or are stored otherwise than they were, over layers and KV heads."""
@@ -257,4 +261,4 @@ class SequenceCache:
 
     def codec_info(self) -> dict[str, Any]:
         """What the record says of how keys and values are stored."""
-        return codec_info(self.stack, self.parts)
+        return codec_info(self.stack, self.head_groups)

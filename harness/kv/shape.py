@@ -19,7 +19,7 @@ class LayerShape:
         """Rows per head that an uncompressed cache holds after `seen` tokens: the next query sees window - 1 old rows."""
         return seen if self.window is None else min(seen, self.window - 1)
 
-    def row_bytes(self, itemsize: int) -> int:
+    def token_bytes(self, itemsize: int) -> int:
         """Bytes of one token's exact K and V, all heads."""
         return self.heads * (self.d_key + self.d_value) * itemsize
 
@@ -45,4 +45,4 @@ class ModelShape:
 
     def full_bytes(self, seen: int, itemsize: int) -> int:
         """Bytes of the uncompressed cache after `seen` tokens."""
-        return sum(layer.held(seen) * layer.row_bytes(itemsize) for layer in self.layers)
+        return sum(layer.held(seen) * layer.token_bytes(itemsize) for layer in self.layers)

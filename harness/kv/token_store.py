@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.errors import UserError
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
-from harness.stages.encoded import Encoded, Heads, RowIndex
+from harness.stages.encoded import Encoded, Heads, TokenIndex
 
 ALL = slice(None)
 
@@ -31,7 +31,7 @@ class TokenStore:
     codec: Codec
     chunks: tuple[Encoded, ...]
     tail_HND: Tensor
-    view_HND: Tensor | None = None
+    decoded_HND: Tensor | None = None
     written: int = 0
     first_HND: Tensor | None = None  # None where the codec has no sinks
     changed: bool = False
@@ -77,7 +77,7 @@ class TokenStore:
         old = rows if whole else rows[:, :ready].clone(memory_format=torch.contiguous_format)
         codec, new = self._encode(old, heads or Heads((0,), 0, len(old)))
         chunks = (*self.chunks[:1], self.chunks[1].cat(new)) if len(self.chunks) > 1 else (*self.chunks, new)
-        view = self.view_HND
+        view = self.decoded_HND
         if view is not None:
             fresh = view.new_empty(view.shape[0], new.n, view.shape[2])
             codec.decode(new, fresh)
@@ -109,9 +109,11 @@ class TokenStore:
         at = self.n_first
         if self.first_HND is not None:
             out_HND[:, :at] = self.first_HND[heads]
-        if self.view_HND is not None and self.view_HND.dtype == out_HND.dtype:  # in another dtype it would be rounded twice
-            out_HND[:, at : at + self.view_HND.shape[1]] = self.view_HND[heads]
-            at += self.view_HND.shape[1]
+        if (
+            self.decoded_HND is not None and self.decoded_HND.dtype == out_HND.dtype
+        ):  # in another dtype it would be rounded twice
+            out_HND[:, at : at + self.decoded_HND.shape[1]] = self.decoded_HND[heads]
+            at += self.decoded_HND.shape[1]
         else:
             for chunk in self.chunks:
                 found = chunk if heads == ALL else chunk.heads(heads.start, heads.stop)
@@ -131,10 +133,10 @@ class TokenStore:
     def exact(self) -> Tensor:
         """The rows of an exact side in the cache dtype; the very tensor when it is in one piece."""
         assert not self.codec.lossy and not self.tail_HND.shape[1]
-        rows = [chunk.payload["rows"] for chunk in self.chunks]
+        rows = [chunk.payload["tokens"] for chunk in self.chunks]
         return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
-    def take(self, index_HM: Tensor, rows: RowIndex) -> TokenStore:
+    def take(self, index_HM: Tensor, rows: TokenIndex) -> TokenStore:
         """Copy the rows index_HM; UserError when they cut into the exact ones (a layer's own budget may be small).
 
         rows: the same as a flat index, for a side without exact rows.
@@ -142,8 +144,8 @@ class TokenStore:
         n_tail, n_first = int(self.tail_HND.shape[1]), self.n_first
         if n_tail or n_first:
             self._check_exact(index_HM, n_first, n_tail)
-            rows = RowIndex(index_HM[:, n_first : index_HM.shape[1] - n_tail] - n_first, rows.heads)
-        view = None if self.view_HND is None else rows.of(self.view_HND)
+            rows = TokenIndex(index_HM[:, n_first : index_HM.shape[1] - n_tail] - n_first, rows.heads)
+        view = None if self.decoded_HND is None else rows.of(self.decoded_HND)
         codec = self.codec if rows.heads is None else self.codec.of_heads(rows.heads)
         chunks = (_one_copy(self.chunks[0].take(rows, *self.chunks[1:]), codec),) if self.chunks else ()
         first = None if self.first_HND is None else rows.of_heads(self.first_HND)
@@ -151,9 +153,9 @@ class TokenStore:
 
     def owned(self) -> TokenStore:
         """The same in storages that hold nothing else: a view of a larger one would keep all of that alive."""
-        first, view = (None if x is None else own(x) for x in (self.first_HND, self.view_HND))
+        first, view = (None if x is None else own(x) for x in (self.first_HND, self.decoded_HND))
         chunks = tuple(chunk.map(own) for chunk in self.chunks)
-        return replace(self, chunks=chunks, tail_HND=own(self.tail_HND), first_HND=first, view_HND=view)
+        return replace(self, chunks=chunks, tail_HND=own(self.tail_HND), first_HND=first, decoded_HND=view)
 
     def _check_exact(self, index_HM: Tensor, n_first: int, n_tail: int) -> None:
         kept, device = index_HM.shape[1], index_HM.device
@@ -185,8 +187,8 @@ class TokenStore:
         yield "tail" if self.codec.lossy else "payload", self.tail_HND
         if self.first_HND is not None:
             yield "tail", self.first_HND
-        if self.view_HND is not None:
-            yield "scratch", self.view_HND
+        if self.decoded_HND is not None:
+            yield "scratch", self.decoded_HND
 
 
 def own(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from harness.kv.rope import LayerRope
 from harness.stages.protocols import LayerView, Stats
 
 
-def part_view(
+def head_group_view(
     part: HeadGroup, stats: Mapping[int, Stats], seen: int, seed: int, rope: LayerRope | None, *, rotated: bool
 ) -> LayerView:
     """All layers of a part in one view, the single layers in its `each`; sums carried in the store replace those of `stats`.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class RowIndex:
+class TokenIndex:
     """Chosen rows of every head, sorted, as a flat index: whole rows are copied, which a gather over channels does not do.
 
     index_HM counts over an older tensor of rows and, after it, a newer one. heads: for each of the H heads that are kept, which
@@ -120,7 +120,7 @@ class Encoded:
             sum((p.clipped for p in parts), start=0),
         )
 
-    def take(self, rows: RowIndex, newer: Encoded | None = None) -> Encoded:
+    def take(self, rows: TokenIndex, newer: Encoded | None = None) -> Encoded:
         """Copy rows of this and of a newer chunk (codecs with block == 1 only)."""
         return Encoded(
             {k: rows.of(t, newer.payload[k] if newer else None) for k, t in self.payload.items()},

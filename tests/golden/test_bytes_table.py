@@ -69,7 +69,7 @@ def test_tiny_a_in_four_bits(residual: int, total: int) -> None:
 def test_tiny_a_evicted_to_64_rows() -> None:
     """Case 23: KV heads are stored, not query heads. Positions and scores are counted beside the rows."""
     row = compressed(Stack(keep=conf_tree.keep("h2o", 64)))
-    assert {t.shape[0] for part in row.parts for _, t in part.tensors()} == {4 * 2}  # layers x KV heads
+    assert {t.shape[0] for part in row.head_groups for _, t in part.tensors()} == {4 * 2}  # layers x KV heads
     assert row.bytes().allocated == {"payload": 131_072, "positions": 2_048}
     always = compressed(Stack(keep=conf_tree.keep("h2o", 64), phase="always"))
     assert always.bytes().allocated == {"payload": 131_072, "positions": 2_048, "state": 2_048}
@@ -160,7 +160,7 @@ def test_measured_bytes_are_the_storages_and_the_prediction(name: str, dtype: to
             if step:
                 (row,), _ = run.feed([row], [ids(step, seed=step)])
             held = row.bytes()
-            tensors = [t for part in row.parts for _, t in part.tensors()]
+            tensors = [t for part in row.head_groups for _, t in part.tensors()]
             storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
             assert held.total == sum(storages.values())
             assert nonzero(held.logical) == nonzero(held.allocated)

@@ -62,7 +62,7 @@ def test_chunked_kept_sets_equal_the_stepwise_oracle(name: str, kv_heads: int) -
         else:
             wanted = steps.run_h2o_steps(q, k, BUDGET, 4 if name == "sink_h2o" else 0)
         assert [h.tolist() for h in row.kept_positions()[layer]] == wanted[-1].kept
-    assert all(part.sums_HN is None for part in row.parts)  # nothing needs them after the context
+    assert all(part.sums_HN is None for part in row.head_groups)  # nothing needs them after the context
 
 
 def test_chunked_memory_is_bounded_from_the_first_token() -> None:

@@ -113,7 +113,7 @@ def test_quantized_keys_are_quantized_without_rotation() -> None:
     plain = rope.unrotate(k, torch.arange(200))[:, [0, 1, 2, 3, *range(140, 200)]]
     codec, out = Int8(), torch.empty(2, 64, 64)
     codec.decode(codec.encode(plain), out)
-    torch.testing.assert_close(row.parts[0].keys.read(torch.float32), out, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(row.head_groups[0].keys.read(torch.float32), out, atol=1e-4, rtol=1e-4)
 
 
 def test_models_and_stacks_without_one_place_in_the_cache_are_refused() -> None:

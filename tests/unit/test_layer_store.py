@@ -14,7 +14,7 @@ from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
-from harness.stages.encoded import Heads, RowIndex
+from harness.stages.encoded import Heads, TokenIndex
 from harness.types import KV
 from tests import conf_tree
 
@@ -202,7 +202,7 @@ def test_a_cached_view_reads_the_same_and_is_counted_as_scratch(codec: Codec) ->
         assert torch.equal(plain.read(torch.float32), cached.read(torch.float32))
     index = torch.arange(0, plain.n - codec.residual, 3)
     index = torch.cat((index, torch.arange(plain.n - codec.residual, plain.n))).expand(2, -1)
-    chosen = RowIndex(index)
+    chosen = TokenIndex(index)
     plain, cached = plain.take(index, chosen), cached.take(index, chosen)
     assert torch.equal(plain.read(torch.float32), cached.read(torch.float32))
     held = measure(cached.tensors())
@@ -223,14 +223,14 @@ def test_rows_of_an_older_and_a_newer_tensor_are_chosen_together(newest: bool) -
     if not newest:  # one head drops one of the new rows
         index = torch.tensor([[0, 7, 39, 40, 41, 42], [1, 2, 37, 38, 40, 42]])
     whole = torch.cat((old, new), 1)
-    chosen = RowIndex(index).of(old, new)
+    chosen = TokenIndex(index).of(old, new)
     assert torch.equal(chosen, torch.stack([whole[h, index[h]] for h in range(2)]))
     assert chosen.untyped_storage().nbytes() == chosen.numel() * 4
 
 
 def take(side: TokenStore, index: list[int]) -> TokenStore:
     both = torch.tensor([index] * 2)
-    return side.take(both, RowIndex(both))
+    return side.take(both, TokenIndex(both))
 
 
 def test_rows_that_would_cut_the_exact_tail_are_refused() -> None:

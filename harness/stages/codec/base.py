@@ -53,7 +53,7 @@ class Codec(Protocol):
         return True
 
     @property
-    def by_rows(self) -> bool:
+    def by_tokens(self) -> bool:
         """True where decoding some of the rows (whole blocks) or heads gives the very bits that decoding all of them gives."""
         return False
 

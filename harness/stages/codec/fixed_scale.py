@@ -73,7 +73,7 @@ class FixedScale(Codec):
         return 0 if self.scale == "frozen" and not encoded and tail < self.first else tail
 
     @property
-    def by_rows(self) -> bool:
+    def by_tokens(self) -> bool:
         return True
 
     def info(self) -> dict[str, object]:

@@ -25,7 +25,7 @@ class Int8(Codec):
     name: str = "int8"
 
     @property
-    def by_rows(self) -> bool:
+    def by_tokens(self) -> bool:
         return True
 
     def info(self) -> dict[str, object]:

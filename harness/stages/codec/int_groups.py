@@ -46,7 +46,7 @@ class IntGroups(Codec):
     axis: str = "auto"
     residual: int = 32
     sinks: int = 0
-    flush_rows: int | None = None
+    flush_tokens: int | None = None
     layers: int = field(default=1, repr=False, compare=False)  # of the heads in a tensor, known from fit
 
     def __post_init__(self) -> None:
@@ -62,9 +62,9 @@ class IntGroups(Codec):
         require(ok, "codec.residual", self.residual, "a number of tokens, 0 or more")
         ok = isinstance(self.sinks, int) and self.sinks >= 0
         require(ok, "codec.sinks", self.sinks, "a number of first tokens that stay exact, 0 or more")
-        if self.flush_rows is not None:
-            ok = isinstance(self.flush_rows, int) and self.flush_rows > 0 and self.flush_rows % self.block == 0
-            require(ok, "codec.flush_rows", self.flush_rows, f"a multiple of the {self.block} tokens of a group")
+        if self.flush_tokens is not None:
+            ok = isinstance(self.flush_tokens, int) and self.flush_tokens > 0 and self.flush_tokens % self.block == 0
+            require(ok, "codec.flush_tokens", self.flush_tokens, f"a multiple of the {self.block} tokens of a group")
 
     def for_role(self, role: str) -> IntGroups:
         """Resolve axis "auto" for "keys" or "values"."""
@@ -76,10 +76,10 @@ class IntGroups(Codec):
 
     @property
     def flush(self) -> int:
-        return self.flush_rows or self.block
+        return self.flush_tokens or self.block
 
     @property
-    def by_rows(self) -> bool:
+    def by_tokens(self) -> bool:
         return True
 
     def info(self) -> dict[str, object]:

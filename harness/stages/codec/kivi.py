@@ -25,7 +25,7 @@ class Kivi(IntGroups):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.axis == "auto", "codec.axis", self.axis, "KIVI's is auto: keys per channel, values per token")
-        require(self.flush_rows is None, "codec.flush_rows", self.flush_rows, "KIVI's keys leave `residual` at a time")
+        require(self.flush_tokens is None, "codec.flush_tokens", self.flush_tokens, "KIVI's keys leave `residual` at a time")
         ok = self.residual > 0 and self.residual % (self.group or 1) == 0
         require(ok, "codec.residual", self.residual, f"a multiple of the group, {self.group}")
 
@@ -40,5 +40,5 @@ class Kivi(IntGroups):
             axis="channel" if keys else "token",
             sinks=self.sinks,
             residual=0 if keys else self.residual,
-            flush_rows=self.residual if keys else None,
+            flush_tokens=self.residual if keys else None,
         )
