@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.engine.engine import Engine
 from harness.engine.requests import Request, Result
 from harness.engine.scheduler import Scheduler
-from harness.kv import sequence_cache as cache
+from harness.kv import storing
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.budget import Amount
 from harness.stages.keep import Keep
@@ -74,7 +74,7 @@ def test_every_stack_reports_what_it_holds(family: str, name: str) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_layers_that_part_let_go_of_each_other(monkeypatch: pytest.MonkeyPatch, phase: str, codec: str, kv_heads: int) -> None:
     """At the sizes of large models every layer is a slice of one tensor; the lowest layer of a pyramid keeps all of its rows."""
-    monkeypatch.setattr(cache, "GROUP_ELEMENTS", 1)
+    monkeypatch.setattr(storing, "GROUP_ELEMENTS", 1)
     engine, both = Engine(tiny_models.tiny("llama", kv_heads=kv_heads), torch.float32), conf_tree.member("codec", codec)
     keep = Keep(scorer=H2O(), budget=Amount(value=0.75), layers=Pyramid(), recent=35)
     stack = Stack(keep=keep, keys=both, values=both, phase=phase, chunk=60)
@@ -91,7 +91,7 @@ def test_layers_that_part_let_go_of_each_other(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_full_cache_and_even_layers_still_share_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "GROUP_ELEMENTS", 1)
+    monkeypatch.setattr(storing, "GROUP_ELEMENTS", 1)
     engine = tiny_models.engine("llama")
     prefix = engine.prefill(ids(100))
     full = engine.compress(prefix, Stack())

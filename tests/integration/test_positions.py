@@ -125,5 +125,5 @@ def test_models_and_stacks_without_one_place_in_the_cache_are_refused() -> None:
         def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
             return [tokens] * len(scores_HM)
 
-    with pytest.raises(UserError, match=r"compress\.positions='cache' needs heads and layers that hold as many rows"):
+    with pytest.raises(UserError, match=r"compress\.positions='cache' needs heads and layers that hold equally many tokens"):
         Stack(keep=conf_tree.keep("streaming", 8, heads=Uneven()), positions="cache")

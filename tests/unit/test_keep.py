@@ -166,7 +166,7 @@ def test_a_score_that_is_not_finite_is_refused() -> None:
             return torch.full(view.pos_HN.shape, float("nan"))
 
     q, k = tensors(4, 2, 12)
-    with pytest.raises(ValueError, match=r"keep\.scorer=Broken gave a score that is not finite in layer 0"):
+    with pytest.raises(ValueError, match=r"keep\.scorer=Broken returned a score that is not finite in layer 0"):
         select(rule(Broken(), sinks=1, recent=2), view(q, k), 5)
 
 

@@ -187,7 +187,7 @@ def test_exact_first_rows_are_never_evicted() -> None:
     kept = take(side, [0, 1, 2, 3, 7, 20, *range(42, 50)])
     whole = side.read(torch.float32)
     assert torch.equal(kept.read(torch.float32), whole[:, [0, 1, 2, 3, 7, 20, *range(42, 50)]])
-    with pytest.raises(UserError, match=r"exact first rows of codec int4: raise keep\.sinks"):
+    with pytest.raises(UserError, match=r"exact first tokens of codec int4: raise keep\.sinks"):
         take(side, [0, 1, 2, 5, 7, *range(42, 50)])
 
 
@@ -237,5 +237,5 @@ def test_rows_that_would_cut_the_exact_tail_are_refused() -> None:
     side = TokenStore.of(rows(50), IntGroups(axis="token", residual=8), None)
     assert take(side, [1, *range(42, 50)]).n == 9
     for index in ([1, 2, 3, *range(44, 50)], [47, 48, 49], list(range(8))):
-        with pytest.raises(UserError, match=r"evict from the 8 exact newest rows of codec int4: raise keep\.recent"):
+        with pytest.raises(UserError, match=r"evict from the 8 exact newest tokens of codec int4: raise keep\.recent"):
             take(side, index)

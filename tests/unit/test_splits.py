@@ -127,7 +127,7 @@ def test_pyramidkv_rows_are_snapkvs_under_each_layers_own_budget() -> None:
 
 def test_a_layer_too_small_for_its_sinks_and_recent_rows_is_refused_by_name() -> None:
     keep = rule(H2O(), sinks=4, recent=2, layers=Pyramid(protected=0))
-    with pytest.raises(UserError, match=r"keep\.layers=Pyramid gives layer 2 1 of 20 rows a head: .* need at least 6"):
+    with pytest.raises(UserError, match=r"keep\.layers=Pyramid sets 1 tokens a head in layer 2 \(mean 20\): .* need at least 6"):
         keep.choose(layers(3, 100), 20)
 
 
@@ -294,7 +294,7 @@ def test_every_member_of_a_group_is_tried_with_every_keep(group: str) -> None:
             try:
                 kept = chosen(keep, views, 60)
             except UserError as error:
-                assert "gives layer" in str(error)
+                assert "tokens a head in layer" in str(error)
                 continue
             assert sum(len(rows) for layer in kept for rows in layer) <= 60 * 6
             for rows in (rows for layer in kept for rows in layer):

@@ -1,4 +1,4 @@
-"""Rows stored as they came, in the cache dtype; it knows nothing of eviction or of where rows come from."""
+"""No quantization: keys and values in the cache dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.stages.encoded import Encoded
 
 @dataclass(frozen=True, kw_only=True)
 class Exact(Codec):
-    """No quantization. Bytes: n * d * itemsize per KV head."""
+    """x' = x. Bytes: n * d * itemsize per KV head."""
 
     name: str = "exact"
 
