@@ -80,7 +80,7 @@ class ModelSpec:
             raise UserError(f"model.device_map={self.device_map!r} is not possible: it needs `pip install accelerate`")
 
     def directory(self, *, weights: bool = True) -> Path:
-        """The local transformers directory, fetched and converted if needed; `weights=False` does not fetch weights from the hub."""
+        """The local transformers directory, fetched and converted if needed; `weights=False` leaves weights on the hub."""
         if self.source == "wheel" and self.wheel:
             return self.wheel.directory()
         if self.source == "random" and self.random:
