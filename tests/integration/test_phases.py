@@ -1,4 +1,4 @@
-"""When rows are evicted: chunked contexts, every n tokens, at every step; each against a stepwise oracle, on tiny models."""
+"""When tokens are evicted: chunked contexts, every n tokens, at every step; each against a stepwise oracle, on tiny models."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_chunked_kept_sets_equal_the_stepwise_oracle(name: str, kv_heads: int) -
 
 
 def test_chunked_memory_is_bounded_from_the_first_token() -> None:
-    """Never more than budget + chunk rows per layer and head, as the peak says; positions are counted with them."""
+    """Never more than budget + chunk tokens per layer and head, as the peak says; positions are counted with them."""
     engine = tiny_models.engine("llama")
     layer = engine.shape.layers[0]
     for n in (100, 400):

@@ -261,7 +261,7 @@ def test_the_tail_equals_the_oracle_and_is_exact(name: str) -> None:
         assert torch.equal(rows.tail_HND, x[:, rows.n_encoded :])
         if isinstance(codec, IntGroups) and codec.flush_tokens is None:
             axis = "token" if codec.block == 1 else "channel"
-            assert rows.n_encoded == oracle.encoded_rows(n, codec.residual, codec.group or 1, axis)
+            assert rows.n_encoded == oracle.encoded_tokens(n, codec.residual, codec.group or 1, axis)
 
 
 def test_case_10_kivi_as_published() -> None:

@@ -116,7 +116,7 @@ def test_an_exact_tail_that_eviction_would_cut_is_refused() -> None:
     with pytest.raises(UserError, match=r"evicts from the 32 exact newest tokens .* keep\.recent >= 32, codec residual <= 31"):
         stack.budget(1000, lambda n: n)
     assert Stack(keep=keep(recent=32), phase="always", keys=tail, values=tail).budget(1000, lambda n: n) == 64
-    frozen = conf_tree.member("codec", "fp8_e4m3")  # 32 rows wait for one another, then none do
+    frozen = conf_tree.member("codec", "fp8_e4m3")  # 32 tokens wait for one another, then none do
     with pytest.raises(UserError, match=r"evicts from the 31 exact newest tokens .* a larger budget where the scale is frozen"):
         Stack(keep=keep(tokens=30), phase="always", keys=frozen).budget(1000, lambda n: n)
     assert Stack(keep=keep(tokens=31), phase="always", keys=frozen).budget(1000, lambda n: n) == 31
