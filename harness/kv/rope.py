@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-MOVING = ("dynamic", "longrope")  # RoPE types whose angles depend on the length of the text: stored keys cannot be rotated back
+LENGTH_DEPENDENT = (
+    "dynamic",
+    "longrope",
+)  # RoPE types whose angles depend on the length of the text: stored keys cannot be rotated back
 
 APPLY = ["q", "k", "cos", "sin"]
 
@@ -69,15 +72,15 @@ def ropes_of(model: PreTrainedModel, n_layers: int) -> tuple[tuple[LayerRope | N
     rotary = getattr(decoder, "rotary_emb", None)
     apply = getattr(sys.modules[type(decoder).__module__], "apply_rotary_pos_emb", None)
     config = model.config.get_text_config(decoder=True)
-    if rotary is None or apply is None or moves(config) or list(inspect.signature(apply).parameters)[:4] != APPLY:
+    if rotary is None or apply is None or varies_with_length(config) or list(inspect.signature(apply).parameters)[:4] != APPLY:
         return (None,) * n_layers, rotary is not None
     typed = "layer_type" in inspect.signature(rotary.forward).parameters
     types = config.layer_types if typed else [None] * n_layers
     return tuple(LayerRope(rotary, apply, kind) for kind in types), False
 
 
-def moves(config: Any) -> bool:
+def varies_with_length(config: Any) -> bool:
     """Whether a decoder's RoPE angles depend on the length of the text."""
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     settings = [parameters, *(v for v in parameters.values() if isinstance(v, dict))]
-    return any(one.get("rope_type", one.get("type")) in MOVING for one in settings)
+    return any(one.get("rope_type", one.get("type")) in LENGTH_DEPENDENT for one in settings)

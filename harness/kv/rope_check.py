@@ -25,7 +25,7 @@ Ropes = tuple[LayerRope | None, ...]
 
 @torch.inference_mode()
 def checked_ropes(
-    model: PreTrainedModel, shape: ModelShape, groups: Sequence[tuple[int, ...]], ropes: Ropes, moves: bool
+    model: PreTrainedModel, shape: ModelShape, groups: Sequence[tuple[int, ...]], ropes: Ropes, irreversible: bool
 ) -> tuple[Ropes, bool]:
     """(ropes, None for layers without rotation or with one we cannot undo; whether there are layers of the latter kind).
 
@@ -33,7 +33,7 @@ def checked_ropes(
     un-rotated they must be equal.
     """
     if all(rope is None for rope in ropes) or model.device.type == "meta":  # no weights to run
-        return ropes, moves
+        return ropes, irreversible
     places = torch.arange(TOKENS, device=model.device) + torch.tensor([[0], [SHIFT]], device=model.device)
     run = Forward(
         shape=shape,
@@ -58,8 +58,8 @@ def checked_ropes(
         still = _near(here, there, here)
         true = rope is not None and _near(rope.unrotate(here, places[0]), rope.unrotate(there, places[1]), here)
         found.append(None if still or not true else rope)
-        moves |= not still and not true
-    return tuple(found), moves
+        irreversible |= not still and not true
+    return tuple(found), irreversible
 
 
 def _near(a: Tensor, b: Tensor, size: Tensor) -> bool:
