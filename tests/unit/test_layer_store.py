@@ -23,13 +23,13 @@ BITS2 = IntGroups(name="int2", bits=2, group=32, residual=32, axis="channel")
 PER_TOKEN: dict[str, Codec] = {"exact": Exact(), "int8": Int8(), "int4": IntGroups(axis="token", residual=4)}
 
 
-def rows(n: int, heads: int = 2, seed: int = 0) -> Tensor:
+def vectors(n: int, heads: int = 2, seed: int = 0) -> Tensor:
     return torch.randn(heads, n, D, generator=torch.Generator().manual_seed(seed))
 
 
 def new(n: int, start: int, heads: int = 2) -> KV:
     pos = torch.arange(start, start + n, dtype=torch.int32).expand(heads, n)
-    return KV(rows(n, heads, start), rows(n, heads, start + 1000), pos)
+    return KV(vectors(n, heads, start), vectors(n, heads, start + 1000), pos)
 
 
 def head_group(n: int, codec: Codec | None = None, heads: int = 2) -> HeadGroup:
@@ -45,7 +45,7 @@ def content(found: HeadGroup) -> list[Tensor]:
 
 
 def test_case_8_tokens_that_aged_at_decode_are_really_quantized() -> None:
-    x = rows(200)
+    x = vectors(200)
     store = TokenStore.of(x[:, :32].clone(), BITS2, None)
     for t in range(32, 200):
         store = store.append(x[:, t : t + 1].clone())
@@ -67,7 +67,7 @@ def test_case_8_tokens_that_aged_at_decode_are_really_quantized() -> None:
 @pytest.mark.parametrize("calls", [[1] * 500, [100, 40, *[1] * 50], [33] * 9, [64, 64, 1, 63], [300], [31, 1, 1, 31, 1]])
 def test_case_9_the_exact_tail_stays_below_residual_plus_group(calls: list[int], axis: str) -> None:
     codec = IntGroups(bits=4, group=32, residual=32, axis=axis)
-    x, at = rows(sum(calls)), 0
+    x, at = vectors(sum(calls)), 0
     store: TokenStore | None = None
     for n in calls:
         step = x[:, at : at + n].clone()
@@ -81,7 +81,7 @@ def test_case_9_the_exact_tail_stays_below_residual_plus_group(calls: list[int],
 
 def test_case_10_the_residual_is_exact_after_prefill() -> None:
     codec = IntGroups(bits=4, group=32, residual=128, axis="channel")
-    x = rows(300)
+    x = vectors(300)
     assert torch.equal(TokenStore.of(x[:, :100].clone(), codec, None).read(torch.float32), x[:, :100])
     store = TokenStore.of(x, codec, None)
     assert store.n_encoded == 160  # the most whole groups that leave at least 128 exact
@@ -124,15 +124,15 @@ def test_taken_rows_are_the_rows_with_their_positions_and_hold_only_their_own_by
 
 def test_heads_with_their_own_number_of_rows_hold_only_their_own_bytes() -> None:
     store = head_group(50)
-    parts = [store.take(torch.arange(n)[None] * 2, 50, head=h) for h, n in enumerate((5, 20))]
-    held = measure(pair for p in parts for pair in p.tensors())
+    groups = [store.take(torch.arange(n)[None] * 2, 50, head=h) for h, n in enumerate((5, 20))]
+    held = measure(pair for p in groups for pair in p.tensors())
     assert held.total == held.logical["payload"] + held.logical["positions"] == 25 * (2 * D * 4 + 4)
 
     def one(n: int, start: int, head: int) -> KV:
         kv = new(n, start)
         return KV(*(x[head : head + 1] for x in (kv.k_HND, kv.v_HND, kv.pos_HN)))
 
-    grown = [p.append(one(3, 50, h), None).append(one(1, 53, h), None) for h, p in enumerate(parts)]
+    grown = [p.append(one(3, 50, h), None).append(one(1, 53, h), None) for h, p in enumerate(groups)]
     held = measure(pair for p in grown for pair in p.tensors())
     assert held.total == (25 + 2 * 4) * (2 * D * 4 + 4)
     assert grown[1].positions(54)[0].tolist() == [*range(0, 40, 2), 50, 51, 52, 53]
@@ -165,7 +165,7 @@ def test_sums_follow_their_rows() -> None:
 def test_the_first_rows_stay_exact_for_good(calls: list[int], view: torch.dtype | None) -> None:
     """Whatever the calls were, tokens 0 to 3 are never encoded and the codes of the rest are those without sinks before them."""
     with_sinks, without = (IntGroups(axis="channel", residual=8, sinks=s) for s in (4, 0))
-    x, at, store = rows(90), 0, None
+    x, at, store = vectors(90), 0, None
     for n in calls:
         step = x[:, at : at + n].clone()
         store, at = TokenStore.of(step, with_sinks, view) if store is None else store.append(step), at + n
@@ -183,7 +183,7 @@ def test_the_first_rows_stay_exact_for_good(calls: list[int], view: torch.dtype 
 
 
 def test_exact_first_rows_are_never_evicted() -> None:
-    store = TokenStore.of(rows(50), IntGroups(axis="token", residual=8, sinks=4), None)
+    store = TokenStore.of(vectors(50), IntGroups(axis="token", residual=8, sinks=4), None)
     kept = take(store, [0, 1, 2, 3, 7, 20, *range(42, 50)])
     whole = store.read(torch.float32)
     assert torch.equal(kept.read(torch.float32), whole[:, [0, 1, 2, 3, 7, 20, *range(42, 50)]])
@@ -196,9 +196,9 @@ def test_exact_first_rows_are_never_evicted() -> None:
 
 @pytest.mark.parametrize("codec", PER_TOKEN.values(), ids=PER_TOKEN)
 def test_a_cached_view_reads_the_same_and_is_counted_as_scratch(codec: Codec) -> None:
-    plain, cached = TokenStore.of(rows(50), codec, None), TokenStore.of(rows(50), codec, torch.float32)
+    plain, cached = TokenStore.of(vectors(50), codec, None), TokenStore.of(vectors(50), codec, torch.float32)
     for n in (1, 30, 7):
-        plain, cached = plain.append(rows(n, seed=n)), cached.append(rows(n, seed=n))
+        plain, cached = plain.append(vectors(n, seed=n)), cached.append(vectors(n, seed=n))
         assert torch.equal(plain.read(torch.float32), cached.read(torch.float32))
     index = torch.arange(0, plain.n - codec.residual, 3)
     index = torch.cat((index, torch.arange(plain.n - codec.residual, plain.n))).expand(2, -1)
@@ -211,14 +211,14 @@ def test_a_cached_view_reads_the_same_and_is_counted_as_scratch(codec: Codec) ->
 
 
 def test_reading_gives_a_tensor_of_its_own() -> None:
-    store = TokenStore.of(rows(40).bfloat16(), Int8(), None)
+    store = TokenStore.of(vectors(40).bfloat16(), Int8(), None)
     store.read(torch.float32).zero_()
     assert bool(store.read(torch.float32).any())
 
 
 @pytest.mark.parametrize("newest", [True, False])
 def test_rows_of_an_older_and_a_newer_tensor_are_chosen_together(newest: bool) -> None:
-    old, new = rows(40), rows(3, seed=9)
+    old, new = vectors(40), vectors(3, seed=9)
     index = torch.tensor([[0, 7, 39, 40, 41, 42], [1, 2, 38, 40, 41, 42]])
     if not newest:  # one head drops one of the new tokens
         index = torch.tensor([[0, 7, 39, 40, 41, 42], [1, 2, 37, 38, 40, 42]])
@@ -234,7 +234,7 @@ def take(store: TokenStore, index: list[int]) -> TokenStore:
 
 
 def test_rows_that_would_cut_the_exact_tail_are_refused() -> None:
-    store = TokenStore.of(rows(50), IntGroups(axis="token", residual=8), None)
+    store = TokenStore.of(vectors(50), IntGroups(axis="token", residual=8), None)
     assert take(store, [1, *range(42, 50)]).n == 9
     for index in ([1, 2, 3, *range(44, 50)], [47, 48, 49], list(range(8))):
         with pytest.raises(UserError, match=r"evict from the 8 exact newest tokens of codec int4: raise keep\.recent"):
