@@ -178,7 +178,7 @@ def test_a_shape_that_cannot_be_is_refused() -> None:
 def outcome(spec: str, tmp_path: Path, **environment: str) -> str:
     """What a fresh process prints of the error, for settings that are read at import."""
     code = (
-        "from harness.models.load import ModelSpec, load; from harness.types import UserError\n"
+        "from harness.models.load import ModelSpec, load; from harness.errors import UserError\n"
         f"try: load({spec})\n"
         "except UserError as error: print(error)"
     )

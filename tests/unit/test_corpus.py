@@ -90,7 +90,7 @@ def test_a_data_set_is_read_by_column(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_data_set_that_cannot_be_had_is_one_line_naming_set_and_revision(tmp_path: Path) -> None:
     code = (
-        "from tasks.corpus import HubText; from harness.types import UserError\n"
+        "from tasks.corpus import HubText; from harness.errors import UserError\n"
         "try: HubText(name='books', licence='x', repo='no/such', split='test', revision='abc').documents()\n"
         "except UserError as error: print(error)"
     )

@@ -148,7 +148,7 @@ def test_a_prompt_beyond_the_model_is_refused_or_cut_and_marked(tmp_path: Path) 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_network_one_line_names_data_set_and_revision(tmp_path: Path, name: str) -> None:
     code = (
-        "from hydra.utils import instantiate; from omegaconf import OmegaConf; from harness.types import UserError\n"
+        "from hydra.utils import instantiate; from omegaconf import OmegaConf; from harness.errors import UserError\n"
         f"try: instantiate(OmegaConf.load('conf/task/{name}.yaml'), _convert_='all')\n"
         "except Exception as error:\n"
         "    while error.__cause__ is not None: error = error.__cause__\n"
