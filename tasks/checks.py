@@ -1,4 +1,4 @@
-"""Type checks of task settings that Hydra leaves to us; it knows no task."""
+"""Type checks of task settings that Hydra leaves to us."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ def share(value: object) -> bool:
 
 
 def listed(value: object) -> tuple[object, ...]:
-    """The items of a list setting; none for anything that is no list."""
+    """The items of a list setting; empty for anything that is not a list."""
     return tuple(value) if isinstance(value, list | tuple) else ()
 
 
 def require_bools(task: object, *keys: str) -> None:
-    """Refuse these settings of a task where they are not true or false (UserError)."""
+    """UserError unless these settings of a task are true or false."""
     for key in keys:
         value = getattr(task, key)
         require(isinstance(value, bool), f"task.{key}", value, "true or false")
 
 
 def require_valid(value: object, where: str) -> None:
-    """Refuse a text, or a list with one, that holds half of a surrogate pair, as JSON can spell (UserError with `where`)."""
+    """UserError, naming `where`, for a text or list of texts with half of a surrogate pair (JSON allows it)."""
     for text in value if isinstance(value, list | tuple) else (value,):
         if isinstance(text, str) and not valid(text):
             raise UserError(f"{where} holds half of a surrogate pair, which is no character: {text!r:.60}")
 
 
 def require_text(task: object, key: str, *marks: str) -> str:
-    """A setting of a task that is a text and holds these marks (UserError)."""
+    """A setting of a task that must be a text containing these marks, else UserError."""
     text = getattr(task, key)
     allowed = f"a text that holds {' and '.join(marks)}" if marks else "a text"
     require(isinstance(text, str) and all(mark in text for mark in marks), f"task.{key}", text, allowed)
@@ -47,7 +47,7 @@ def stop_strings(stop: object) -> tuple[str, ...]:
     """Stop strings of a setting: one text or a list of texts, none empty.
 
     Raises:
-        UserError: anything else.
+        UserError: any other value.
     """
     items = (stop,) if isinstance(stop, str) else stop
     texts = tuple(item for item in listed(items) if isinstance(item, str) and item)

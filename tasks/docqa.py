@@ -1,6 +1,6 @@
-"""Questions on country reports: one numeric field of one record, among records of other countries. It knows no model.
+"""Questions on country reports: one numeric field of one record, among records of other countries.
 
-Prompts follow from (seed, index, length) alone, so any process, order or limit sees the same ones.
+Prompts depend on (seed, index, length) only, so that any process, order or limit makes the same ones.
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ _TEXTS = {"heading": ("{country}",), "question": ("{country}", "{key}"), "answer
 class DocQA:
     """A numeric field of one country's record, asked by its key; records of other countries fill the length.
 
-    In the texts, {country} and {key} are filled in. The reports are read when the task is made, so a source that cannot
-    be had stops a run early.
+    In the texts, {country} and {key} are filled in. The reports are read when the task is made, so that a missing source
+    stops a run before a model is loaded.
 
     Args:
         reports: Source of the records.
-        lengths: Tokens of prompt and answer room together, at most: whole lines only, so a prompt ends up to three lines
-            below. A record that does not fit loses its last lines.
+        lengths: Most tokens of prompt and answer. Prompts are whole lines, up to three fewer; records may lose last lines.
         per_length: Questions for each length; an index asks about the same country at every length.
         fields: Least and most consecutive fields of one record.
-        digits: Digits that a number has at least, to be asked for.
-        swap: Whether each field of every record takes the value of another country, so that no weights can know it.
-        baseline: none, or no_context: the same questions after the heading of the record alone.
-        query_aware: Whether the question may be seen while the cache is compressed.
+        digits: Least digits of a number that is asked for.
+        swap: Whether each field has the value of another country, so that answers cannot come from the model's weights.
+        baseline: none, or no_context: the same questions with only the heading of the record as context.
+        query_aware: Whether the question is part of what is compressed.
         chat: Whether the chat template goes around the prompt.
         max_new_tokens: Tokens of an answer at most.
         heading: First line of a record.
         question: Asked after the records.
-        answer_prefix: The start of the answer, fed before the model goes on.
-        metric: The headline score: contains, strict, exact or f1; the others stand beside it.
+        answer_prefix: The start of the answer, fed before decoding.
+        metric: The headline score: contains, strict, exact or f1; the others are recorded too.
         stop: Strings that end the answer.
     """
 
@@ -99,7 +98,7 @@ class DocQA:
 
     @cached_property
     def countries(self) -> tuple[Report, ...]:
-        """Reports with enough fields to be asked about (UserError where there is none)."""
+        """Reports with enough fields to ask about; UserError if there are none."""
         found = tuple(report for report in self.library.reports if len(report.lines) >= self.fields[0])
         require(len(found) > 1, "task.fields", list(self.fields), f"fewer than two reports have {self.fields[0]} fields")
         return found
@@ -108,8 +107,8 @@ class DocQA:
     def chance(self) -> float:
         """Mean score of answering with another number of the same record, over 64 records.
 
-        The answer is the whole value, unit included, of each other field that starts with a number. 0 for contains,
-        strict and exact, as the number asked for stands once in its record; above for f1, which pays for units.
+        The answer is the whole value, with its unit, of each other field that starts with a number. 0 for contains, strict
+        and exact, as the number asked for occurs once in its record; above 0 for f1, which scores units.
         """
         scores: list[float] = []
         for index in range(_GUESSED):
@@ -121,7 +120,7 @@ class DocQA:
         return fmean(scores) if scores else 0.0
 
     def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
-        """All examples, one of each length before the second of any; the corpus changes nothing.
+        """All examples, one of each length before the second of any; the corpus is not used.
 
         Raises:
             UserError: a length above the model's, or below what template, question and a record need.
@@ -137,19 +136,19 @@ class DocQA:
         ]
 
     def score(self, example: Example, answer: str) -> Score:
-        """Contains the number (headline), and strict, exact and f1 beside it; any form of the value counts."""
+        """Contains the number (headline), and strict, exact and f1 beside it; any form of the value is accepted."""
         return self._judge(answer, example.answers, example.distractors)
 
     def _judge(self, answer: str, references: Sequence[str], others: Sequence[str]) -> Score:
         return scoring.judge(answer, references, metric=self.metric, rivals=others)
 
     def window(self, report: Report, rng: random.Random) -> tuple[Line, ...]:
-        """Consecutive fields of a report, with values of other countries where `swap` says so."""
+        """Consecutive fields of a report, with values of other countries under `swap`."""
         lines = self.library.window(report, rng.randint(*self.fields), rng)
         return self.library.swapped(report.country, lines, rng) if self.swap else lines
 
     def asked(self, report: Report, lines: Sequence[Line], rng: random.Random) -> Line | None:
-        """A line whose number is long enough and stands in the record once, and nowhere in the question."""
+        """A line whose number is long enough and occurs once in the record and not in the question."""
         record = "\n".join((self.fill("heading", report), *(line.text for line in lines)))
         for line in rng.sample(lines, len(lines)):
             if line.number and sum(map(str.isdigit, line.number)) >= self.digits:
@@ -173,7 +172,7 @@ class _Page:
     length: int
 
     def example(self, report: Report, seed: int, index: int) -> Example:
-        """The example with this index; drawn again where the fields hold no number that can be asked for."""
+        """The example with this index; drawn again if the fields have no number to ask for."""
         rng = _rng(seed, index)
         for _ in range(_DRAWS):
             lines = self._fitting(report, self.task.window(report, rng))
@@ -182,7 +181,7 @@ class _Page:
             if example:
                 return example
         raise UserError(
-            f"the report on {report.country} gave no number of task.digits={self.task.digits} digits that stands once "
+            f"the report on {report.country} has no number of task.digits={self.task.digits} digits that occurs once "
             f"among its fields, in {_DRAWS} draws: ask for fewer digits or fields"
         )
 
@@ -197,7 +196,7 @@ class _Page:
         return lines[: len(cut.lines)] if cut else ()
 
     def _example(self, report: Report, lines: Sequence[Line], asked: Line, index: int, rng: random.Random) -> Example | None:
-        """The example, or None where even the record alone comes out too long."""
+        """The example, or None if the record alone is too long."""
         question, answer_prefix = self._pieces(report, asked)
         target = Record(self.task.fill("heading", report), tuple(line.text for line in lines))
         share = rng.random()
@@ -226,7 +225,7 @@ class _Page:
         )
 
     def _others(self, report: Report, asked: Line, rng: random.Random) -> Iterator[Record]:
-        """Records of other countries in random order; none gives the number asked for under the same key."""
+        """Records of other countries in random order; none has the number asked for under the same key."""
         for other in rng.sample(self.task.countries, len(self.task.countries)):
             lines = self.task.window(other, rng)
             same = any(line.key == asked.key and line.number == asked.number for line in lines)

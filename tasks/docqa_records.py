@@ -1,4 +1,4 @@
-"""Country reports as lines of `Category - Field: value`, and what of them can be asked; it knows no tokens and no prompt."""
+"""Country reports as lines of `Category - Field: value`, and which of them can be asked about."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = ("conventional short form", "conventional long form")
 
 @dataclass(frozen=True)
 class Line:
-    """One field of a report: its key (`Category - Field` or `Category - Field, part`) and its value, one line of text."""
+    """One field of a report: its key (`Category - Field` or `Category - Field, subfield`) and its value, one line of text."""
 
     key: str
     value: str
@@ -30,20 +30,20 @@ class Line:
 
     @cached_property
     def number(self) -> str | None:
-        """The number that the value starts with, as written and without currency sign; None where it starts otherwise."""
+        """The number that the value starts with, as written and without currency sign; None if it does not start with one."""
         found = _NUMBER.match(self.value)
         return found[1] if found else None
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """Every form that counts as this value: as it stands, without remarks in brackets, the number alone."""
+        """Accepted forms of this value: as written, without remarks in brackets, the number alone."""
         forms = (self.value, _REMARK.sub("", self.value), self.number or "")
         return tuple(dict.fromkeys(form.strip() for form in forms if form.strip()))
 
 
 @dataclass(frozen=True)
 class Report:
-    """One country's lines, in the order of the source; no key stands twice."""
+    """One country's lines, in the order of the source; keys are unique."""
 
     country: str
     lines: tuple[Line, ...]
@@ -53,7 +53,7 @@ class Reports(Protocol):
     """Where the records come from; `tasks.corpus.Factbook` is one."""
 
     def reports(self) -> Mapping[str, Mapping[str, Any]]:
-        """Nested dictionaries by label: category -> field -> {"text": value}, or a dictionary of such parts."""
+        """Nested dictionaries by label: category -> field -> {"text": value}, or a dictionary of such subfields."""
         ...
 
 
@@ -65,7 +65,7 @@ class Library:
 
     @staticmethod
     def of(reports: Mapping[str, Mapping[str, Any]]) -> Library:
-        """From nested dictionaries by label: category -> field -> {"text": value} or parts of that form.
+        """From nested dictionaries by label: category -> field -> {"text": value} or subfields of that form.
 
         Reports without a country name, and a second report of the same name, are left out.
         """
@@ -86,7 +86,7 @@ class Library:
         return {key: tuple(values) for key, values in found.items()}
 
     def window(self, report: Report, fields: int, rng: random.Random) -> tuple[Line, ...]:
-        """That many consecutive lines from a random start, or the whole report where it is shorter."""
+        """That many consecutive lines from a random start, or the whole report if it is shorter."""
         start = rng.randrange(max(1, len(report.lines) - fields + 1))
         return report.lines[start : start + fields]
 
@@ -121,7 +121,7 @@ def _lines(report: Mapping[str, Any]) -> tuple[Line, ...]:
 
 
 def _parts(field: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, value) of a field: one where it holds text, one a part where it has parts; notes and prose left out."""
+    """(key, value) of a field, or of each of its subfields; notes and prose are left out."""
     for part, inner in parts.items():
         held = inner if part == "text" else inner.get("text") if isinstance(inner, dict) else None
         value = " ".join(plain(held).split()) if isinstance(held, str) else ""

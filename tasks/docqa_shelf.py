@@ -1,4 +1,4 @@
-"""Records set one after another and cut to a number of tokens, whole lines only; it knows no country and no question."""
+"""Records one after another, cut to a number of tokens at whole lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Shelf:
-    """One record among others, as it stands in a context."""
+    """A context: the record asked about among other records."""
 
     before: tuple[Record, ...]
     target: Record
@@ -47,7 +47,7 @@ class Shelf:
 
     @staticmethod
     def fill(target: Record, others: Iterator[Record], room: int, share: float, count: Count) -> Shelf:
-        """As many of the others as fit into `room` tokens, about `share` of that before the target."""
+        """As many other records as fit into `room` tokens, about `share` of these tokens before the target."""
         first = int(room * share)
         before = _taken(others, first, count)
         return Shelf(before, target, _taken(others, room - _size(before, count), count))
@@ -66,7 +66,7 @@ class Shelf:
         return start + "\n".join((self.target.heading, *self.target.lines[:line])) + "\n"
 
     def shorter(self) -> Shelf | None:
-        """A line less of the others; None when there is no other."""
+        """With one line of the other records less; None if there is no other record."""
         if self.after:
             return Shelf(self.before, self.target, _trimmed(self.after))
         return Shelf(_trimmed(self.before), self.target, ()) if self.before else None

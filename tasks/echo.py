@@ -1,4 +1,4 @@
-"""Answers that only repeat what was asked, in questions that hold their own answer. It knows no file and no model."""
+"""Answers that only repeat the question, for questions that contain their own answer."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ LONGER = 8  # words beyond the answer: from there on, words in the order of the 
 
 
 def holds_answer(example: Example) -> bool:
-    """Whether a reference stands in the question or the answer prefix."""
+    """Whether a reference occurs in the question or the answer prefix."""
     return any(scoring.occurrences(text, one) for text in _asked(example) for one in example.answers)
 
 
 def is_answer(example: Example) -> bool:
-    """Whether question, answer prefix or both are a reference and nothing else: an echo could not be told from an answer."""
+    """Whether question, answer prefix or both are a reference and nothing else: an echo and an answer would be the same."""
     said = {scoring.normalise(text) for text in _asked(example)}
     return any(scoring.normalise(one) in said for one in example.answers if scoring.normalise(one))
 
 
 def notices(examples: Sequence[Example]) -> list[str]:
-    """What a run says of examples that hold their own answer; empty where none does."""
+    """Warnings about examples that contain their own answer."""
     found = [example.id for example in examples if holds_answer(example)]
     return found and [
-        f"the answer stands in its own question or answer prefix in {len(found)} of {len(examples)} examples "
+        f"the answer occurs in its own question or answer prefix in {len(found)} of {len(examples)} examples "
         f"(the first: {found[0]}); repeating those does not count as an answer"
     ]
 
 
 def without_echo(answer: str, example: Example) -> str:
-    """The answer without what it repeats of question and answer prefix, normalised; unchanged where nothing was repeated.
+    """The answer without its repetition of question and answer prefix, normalised; unchanged if nothing is repeated.
 
-    A repetition holds a reference and is the whole question, the whole prefix or both in a row; or it begins as the
+    A repetition contains a reference and is the whole question, the whole prefix or both in a row; or it begins as the
     question does and goes on to the end of the answer (an answer cut off at its last token); or it follows the question for
-    LONGER words more than the reference has. A reference alone, or with a few words around it, is an answer.
+    LONGER words more than the reference has words. A reference alone, or with a few words around it, is an answer.
     """
     pieces = [scoring.normalise(text).split() for text in _asked(example)]
     references = [one.split() for one in map(scoring.normalise, example.answers) if one]
@@ -58,7 +58,7 @@ def _asked(example: Example) -> list[str]:
 
 
 def _repeated(words: Sequence[str], pieces: Sequence[list[str]], held: Sequence[list[str]]) -> int:
-    """How many of the first words are a repetition; 0 where they are none."""
+    """Number of first words that are a repetition."""
     for piece in pieces:
         if _stands_any(held, piece) and list(words[: len(piece)]) == piece:
             return len(piece)

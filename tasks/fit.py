@@ -1,4 +1,4 @@
-"""What happens to a prompt that is longer than the model's positions; it knows no file and no score."""
+"""Prompts that are longer than the model's positions: refused, or their context is cut."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ SIDES = ("refuse", "left", "middle")
 
 
 def fitted(example: Example, tokens: Tokens, *, chat: bool, truncate: str, source: str) -> Example:
-    """The example, or the same marked truncated and with a shorter context where it is too long and may be cut.
+    """The example; if it is too long and may be cut, with a shorter context and marked truncated.
 
     Args:
-        example: with its answer room.
+        example: with max_new_tokens of answer.
         tokens: of the model.
         chat: whether the chat template goes around the prompt.
         truncate: one of SIDES: refuse, or cut the context at its left or in its middle.
         source: where the example comes from, for the error.
 
     Raises:
-        UserError: too long, where truncate is refuse or the context alone cannot give way.
+        UserError: too long, and truncate is refuse or cutting the context is not enough.
     """
     over = _over(example, tokens, chat)
     if over <= 0:
@@ -46,7 +46,7 @@ def fitted(example: Example, tokens: Tokens, *, chat: bool, truncate: str, sourc
 
 
 def _over(example: Example, tokens: Tokens, chat: bool) -> int:
-    """Tokens of prompt and answer beyond the model's positions; 0 or less where it fits."""
+    """Tokens of prompt and answer beyond the model's positions; 0 or less if it fits."""
     if tokens.max_length is None:
         return 0
     prompt = tokens.prompt(example.context, example.question, example.answer_prefix, chat=chat)

@@ -1,4 +1,4 @@
-"""Consecutive sentences of real prose, cut to a number of tokens; it knows no question and no score."""
+"""Consecutive sentences of real prose, cut to a number of tokens."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Count = Callable[[str], int]
 
 @dataclass(frozen=True)
 class Prose:
-    """A corpus as sentences, each with the white space before it, so that joining neighbours gives the text back."""
+    """A corpus as sentences, each with the white space before it, so that joined neighbours are the text."""
 
     sentences: tuple[str, ...]
     origins: tuple[str, ...]  # per sentence: document and number within it
 
     @staticmethod
     def of(corpus: Corpus) -> Prose:
-        """All sentences of a corpus; documents are a blank line apart."""
+        """All sentences of a corpus, with a blank line between documents."""
         sentences: list[str] = []
         origins: list[str] = []
         for number, document in enumerate(corpus.documents()):
@@ -39,9 +39,9 @@ class Prose:
         return Prose(tuple(sentences), tuple(origins))
 
     def draw(self, room: int, count: Count, rng: random.Random) -> Haystack | None:
-        """Sentences of at least `room` tokens from a random start, each start that has enough behind it equally likely.
+        """Sentences of at least `room` tokens from a random start, uniform over starts with enough text behind.
 
-        None when the whole corpus is shorter.
+        None if the corpus is shorter.
         """
         limit = len(self.sentences)
         while limit:
@@ -69,10 +69,10 @@ class Haystack:
         """The last `room` tokens, with each insert at the sentence boundary nearest its depth.
 
         Args:
-            room: Tokens of prose to keep; the first sentence kept loses its start to come out right.
-            inserts: (depth, text) pairs; depth is 0..1 in tokens of the prose kept, 0 before it and 1 after it.
+            room: Tokens of prose; the first sentence loses its start to make the number exact.
+            inserts: (depth, text) pairs; depth in 0..1 is the share of the prose's tokens before it.
             count: Tokens of a text.
-            inside: Whether an insert may go between two words of a sentence where no boundary is within OFF of its depth.
+            inside: Whether an insert may be placed inside a sentence, between words, if no boundary is within OFF of its depth.
         """
         first, behind = len(self.sentences), 0
         while first and behind < room:
@@ -94,7 +94,7 @@ class Haystack:
 
 
 def _parted(kept: tuple[str, ...], ends: list[int], depth: float, count: Count) -> tuple[tuple[str, ...], list[int]]:
-    """The sentences and where they end in tokens, one of them in two parts where none ends within OFF of a depth."""
+    """Sentences and their ends in tokens, with one split in two if none ends within OFF of a depth."""
     wanted = depth * ends[-1]
     if min(abs(end - wanted) for end in ends) <= OFF * ends[-1]:
         return kept, ends
@@ -110,9 +110,9 @@ def _parted(kept: tuple[str, ...], ends: list[int], depth: float, count: Count) 
 
 
 def cut(sentence: str, room: int, count: Count) -> str:
-    """The end of a sentence that holds `room` tokens: cut before a word where that is exact, else within one.
+    """The end of a sentence with `room` tokens: cut before a word if that is exact, else within one.
 
-    Where no cut is exact, the longest end below.
+    If no cut is exact: the longest end below.
     """
     starts = [match.start() for match in re.finditer(r"\S+", sentence)]
     at = bisect_left(starts, -room, key=lambda i: -count(sentence[i:]))

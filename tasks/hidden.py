@@ -1,4 +1,4 @@
-"""What a needle says: keys, values and their sentences, drawn from a given generator; it knows no haystack."""
+"""Contents of needles: keys, values and their sentences, drawn from a given generator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = {"number": 10, "word": 12, "uuid": 48}
 
 @dataclass(frozen=True, kw_only=True)
 class Hidden:
-    """One needle: where it is to stand (0..1), what it is about, its value, its sentence, and where it came to stand."""
+    """One needle: depth asked for (0..1), key, value, sentence, and realised depth."""
 
     depth: float
     key: str
@@ -41,7 +41,7 @@ def fill(template: str, kind: str, key: str) -> str:
 
 
 def found_once(hidden: Sequence[Hidden], context: str, asked: str) -> bool:
-    """Whether each needle stands in the context once, its key and value nowhere else, and no value in what is asked."""
+    """Whether each needle occurs once in the context, its key and value nowhere else, and no value in the question."""
     return all(
         context.count(one.sentence) == 1
         and scoring.occurrences(context, one.value) == 1
@@ -52,7 +52,7 @@ def found_once(hidden: Sequence[Hidden], context: str, asked: str) -> bool:
 
 
 def placed(hidden: Sequence[Hidden], text: str, count: Callable[[str], int]) -> list[Hidden]:
-    """The needles with where each came to stand in a text: the share of the prose's tokens before it; needles are no prose."""
+    """The needles with their realised depths in a text: the share of the prose's tokens before them, needles not counted."""
     found = []
     for one in hidden:
         before, _, after = text.partition(one.sentence)

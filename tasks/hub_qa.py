@@ -1,4 +1,4 @@
-"""Questions on documents from a hub data set, or from a file in the SQuAD format; it knows no model and no cache."""
+"""Questions on documents from a hub data set, or from a file in the SQuAD format."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _COLUMNS = {"context": True, "question": True, "answers": True, "titles": False,
 
 @dataclass(frozen=True, kw_only=True)
 class HubQA:
-    """Questions of one data set, every row read when the task is made: no network and no model is found out early.
+    """Questions of one data set, read when the task is made, so that a missing network stops a run early.
 
-    Rows without an answer (SQuAD 2) are left out. The answers to other questions on the same context are what an answer
-    must not hold to count as strict; where there are none, an answer in words is strict wherever it holds a reference.
+    Rows without an answer (SQuAD 2) are left out. An answer is not strict if it contains an answer to another
+    question on the same context; if there are none, an answer in words is strict if it contains a reference.
 
     Args:
         name: Label in records.
-        repo: `ORG/NAME` on the hub; read where `path` is null.
+        repo: `ORG/NAME` on the hub; used if `path` is null.
         revision: Commit of the data set.
-        subset: Configuration of the set, null where it has one only.
+        subset: Configuration of the set, null if it has only one.
         split: For example `test` or `validation[:100]`.
         path: A local file in the SQuAD format instead of the hub; its rows have the columns of `rajpurkar/squad`.
-        columns: Which column holds context, question and answers, and, where wanted, titles (of a context that is a list
+        columns: Names of the columns of context, question and answers, and optionally titles (of a context that is a list
             of documents), id and group (the document, for the intervals). A dot leads into a column: `answers.text`.
         intro: A paragraph before the context.
         question: How the question is asked; {question} is filled in.
-        answer_prefix: The start of the answer, fed before the model goes on.
-        query_aware: Whether the question may be seen while the cache is compressed.
+        answer_prefix: The start of the answer, fed before decoding.
+        query_aware: Whether the question is part of what is compressed.
         chat: Whether the chat template goes around the prompt.
         max_new_tokens: Tokens of an answer at most.
         stop: Strings that end the answer.
-        metric: The headline score: contains, strict, exact or f1; the others stand beside it. All are 0..1.
+        metric: The headline score: contains, strict, exact or f1; the others are recorded too. All are 0..1.
         chance: Headline score of a guess.
         truncate: What happens to a prompt that, with its answer, is longer than the model's positions: refuse, or cut
             the context at its left or in its middle and mark the example truncated.
@@ -110,10 +110,10 @@ class HubQA:
 
     @cached_property
     def questions(self) -> tuple[Example, ...]:
-        """The examples as the source gives them, whatever their length.
+        """The examples of the source, whatever their length.
 
         Raises:
-            UserError: a source that cannot be had or holds no such question; it names data set and revision, or file.
+            UserError: the source is not available or has no questions; names data set and revision, or file.
         """
         found: dict[str, Example] = {}
         for number, row in enumerate(self._rows()):
@@ -126,28 +126,28 @@ class HubQA:
                     "count as right"
                 )
             if example.id in found:
-                raise UserError(f"{self.label}: id {example.id!r} stands twice")
+                raise UserError(f"{self.label}: id {example.id!r} occurs twice")
             found[example.id] = example
         if not found:
             raise UserError(f"{self.label} holds no question with an answer")
         return tuple(_with_rivals(found.values()))
 
     def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
-        """All questions in order; the corpus and the seed change nothing.
+        """All questions in order; corpus and seed are not used.
 
         Raises:
-            UserError: a prompt too long for the model, where truncate is refuse or the context alone cannot give way.
+            UserError: a prompt is too long for the model, and truncate is refuse or cutting the context is not enough.
         """
         return [
             fitted(example, tokens, chat=self.chat, truncate=self.truncate, source=self.label) for example in self.questions
         ]
 
     def notices(self, examples: Sequence[Example]) -> list[str]:
-        """What a run says of these examples before it begins."""
+        """Warnings about these examples, before a run begins."""
         return echo.notices(examples)
 
     def score(self, example: Example, answer: str) -> Score:
-        """The headline that `metric` picks, all scores beside it, best over the references; an echo of the question is none."""
+        """The headline picked by `metric` and all scores, best over the references; an echo of the question does not count."""
         answer = echo.without_echo(answer, example)
         return scoring.judge(answer, example.answers, metric=self.metric, rivals=example.distractors)
 
@@ -185,7 +185,7 @@ class HubQA:
         )
 
     def _context(self, row: Mapping[str, Any], where: str) -> str:
-        """One text: documents a blank line apart, each below its title where there are titles."""
+        """One text: documents separated by blank lines, each below its title if there are titles."""
         documents = texts(picked(row, self.columns["context"], where), where)
         column = self.columns.get("titles")
         titles = texts(picked(row, column, where), where) if column else [""] * len(documents)
@@ -199,7 +199,7 @@ class HubQA:
 
 
 def _with_rivals(examples: Iterable[Example]) -> Iterable[Example]:
-    """Each example with the answers to the other questions on its context, save those that overlap its own."""
+    """Each example with the answers to the other questions on its context, except those that overlap its own."""
     shared: dict[str, list[Example]] = {}
     listed = list(examples)
     for example in listed:

@@ -1,4 +1,4 @@
-"""Rows of question data sets: a file in the SQuAD format, and values inside nested columns; it knows no task."""
+"""Rows of question data sets: a file in the SQuAD format, and values inside nested columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def squad_rows(path: str) -> list[dict[str, Any]]:
     """Rows of a SQuAD file: id, title, context, question and answers {"text": [...]}.
 
     Raises:
-        UserError: no such file, or one of another format; it names the file and the place.
+        UserError: no such file, or another format; names the file and the place in it.
     """
     try:
         found = json.loads(read_text(Path(path).expanduser(), "utf-8-sig", follow=True))
@@ -35,7 +35,7 @@ def picked(row: Mapping[str, Any], column: str | None, where: str) -> Any:
     """The value of a column; a dot leads into a dictionary, or into every dictionary of a list.
 
     Raises:
-        UserError: there is no such column; it names those that are.
+        UserError: there is no such column; names those there are.
     """
     value: Any = row
     for part in str(column).split("."):
@@ -50,7 +50,7 @@ def texts(value: Any, where: str) -> list[str]:
     """A text or a list as texts; the items of an inner list are joined.
 
     Raises:
-        UserError: something else.
+        UserError: any other value.
     """
     items = value if isinstance(value, list) else [value]
     joined = ["".join(map(str, item)) if isinstance(item, list) else item for item in items]

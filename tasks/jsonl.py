@@ -1,6 +1,6 @@
-"""Your own questions from a file of JSON lines; it knows no model and no cache.
+"""Your own questions from a file of JSON lines.
 
-A line is an object with `context`, `question` and `answers` (a text or a list of texts), and, where wanted,
+A line is an object with `context`, `question` and `answers` (a text or a list of texts), and optionally
 `answer_prefix`, `id`, `group` (the document, for the intervals) and `distractors` (values that are not the answer).
 """
 
@@ -26,15 +26,15 @@ _OPTIONAL = ("answer_prefix", "id", "group", "distractors")
 
 @dataclass(frozen=True, kw_only=True)
 class JsonLines:
-    """Questions and answers from one file; every line is read when the task is made, so a bad one stops the run early.
+    """Questions and answers from one file; all lines are read when the task is made, so that a bad one stops a run early.
 
     Args:
         path: The file; `~` is the home folder.
-        query_aware: Whether the question may be seen while the cache is compressed.
+        query_aware: Whether the question is part of what is compressed.
         chat: Whether the chat template goes around the prompt.
         max_new_tokens: Tokens of an answer at most.
         stop: Strings that end the answer.
-        metric: The headline score: contains, strict, exact or f1; the others stand beside it.
+        metric: The headline score: contains, strict, exact or f1; the others are recorded too.
         chance: Headline score of a guess.
         truncate: What happens to a prompt that, with its answer, is longer than the model's positions: refuse, or cut
             the context at its left or in its middle and mark the example truncated.
@@ -64,10 +64,10 @@ class JsonLines:
         return "jsonl"
 
     def read(self) -> list[Example]:
-        """The examples as the file gives them, whatever their length.
+        """The examples of the file, whatever their length.
 
         Raises:
-            UserError: no such file, an empty one, or a line that is no question; it names file and line.
+            UserError: no such file, an empty one, or a line that is not a question; names file and line.
         """
         path = Path(str(self.path)).expanduser()
         try:
@@ -82,27 +82,27 @@ class JsonLines:
             where = f"{path.name}, line {number}"
             example = self._example(line, number, where)
             if example.id in found:
-                raise UserError(f"{where}: id {example.id!r} stands on an earlier line")
+                raise UserError(f"{where}: id {example.id!r} is also on an earlier line")
             found[example.id] = example
         if not found:
             raise UserError(f"task.path={self.path!r} holds no line")
         return list(found.values())
 
     def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
-        """All lines in order; the corpus and the seed change nothing.
+        """All lines in order; corpus and seed are not used.
 
         Raises:
-            UserError: a prompt too long for the model, where truncate is refuse or the context alone cannot give way.
+            UserError: a prompt is too long for the model, and truncate is refuse or cutting the context is not enough.
         """
         name = Path(str(self.path)).name
         return [fitted(e, tokens, chat=self.chat, truncate=self.truncate, source=name) for e in self.read()]
 
     def notices(self, examples: Sequence[Example]) -> list[str]:
-        """What a run says of these examples before it begins."""
+        """Warnings about these examples, before a run begins."""
         return echo.notices(examples)
 
     def score(self, example: Example, answer: str) -> Score:
-        """The headline that `metric` picks, all scores beside it, best over the references; an echo of the question is none."""
+        """The headline picked by `metric` and all scores, best over the references; an echo of the question does not count."""
         answer = echo.without_echo(answer, example)
         return scoring.judge(answer, example.answers, metric=self.metric, rivals=example.distractors)
 

@@ -1,4 +1,4 @@
-"""Loads lm-eval's tasks by name, their data drawn from a freshly seeded state each. It renders no prompt."""
+"""Loads lm-eval's tasks by name, with random generators seeded anew before each task makes its data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER_SEED = 1234  # lm-eval's own default for numpy, torch and few-shot draws; 
 
 
 def load_tasks(names: Sequence[str], metadata: Mapping[str, Any], include_path: str | None, seed: int) -> dict[str, Any]:
-    """lm-eval's tasks and groups of these names, data included (UserError for what cannot be had)."""
+    """lm-eval's tasks and groups of these names, data included; UserError for those that are not available."""
     manager = _manager(names, metadata, include_path)
     try:
         with _seeded_downloads(seed), no_remote_code():
@@ -32,7 +32,7 @@ def load_tasks(names: Sequence[str], metadata: Mapping[str, Any], include_path: 
 
 
 def _manager(names: Sequence[str], metadata: Mapping[str, Any], include_path: str | None) -> Any:
-    """lm-eval's task manager; its own thousands of YAMLs are read only where `include_path` does not have the tasks."""
+    """lm-eval's task manager; its thousands of YAMLs are read only if the tasks are not in `include_path`."""
     from lm_eval.tasks import TaskManager  # seconds to import
 
     if include_path is not None:

@@ -1,6 +1,6 @@
-"""lm-eval's own tasks: which ones, their settings, and the requests that they make. It knows no model and no cache.
+"""lm-eval's own tasks: which ones, their settings, and the requests that they make.
 
-Prompts, few-shot examples, metrics and filters are lm-eval's; every task draws its data from a freshly seeded state, so
+Prompts, few-shot examples, metrics and filters are lm-eval's; random generators are seeded anew for every task, so
 that neither the order of tasks nor a group around them changes a prompt.
 """
 
@@ -50,21 +50,21 @@ class Loaded:
 class LmEval:
     """Tasks or groups of lm-eval, scored by lm-eval.
 
-    A prompt of lm-eval is one text, so what is asked is seen while the cache is compressed (query-aware); its last token is
-    held back until afterwards.
+    A prompt of lm-eval is one text, so the question is part of what is compressed (query-aware); the last token is fed
+    afterwards.
 
     Args:
         name: One task or group, or a list of them.
         num_fewshot: Examples in the prompt; None takes what each task says. A task that says 0 keeps 0.
-        metadata: Handed to the tasks' data functions, for example max_seq_lengths of RULER.
+        metadata: Passed to the tasks' data functions, for example max_seq_lengths of RULER.
         include_path: Folder with further task YAMLs.
         chat: Whether the model's chat template goes around the prompt.
         multiturn: With `chat`, few-shot examples as turns of the conversation.
         system_instruction: Text before the prompt.
         generation: Changes to the tasks' generation settings, for example max_gen_toks.
-        truncate: A prompt beyond the model's positions: refuse, or left to cut its beginning off (recorded).
+        truncate: A prompt beyond the model's positions: refuse, or left: its beginning is cut off (recorded).
         metric: The headline metric; "first" takes the first that a document has.
-        bootstrap_iters: Resamples behind those standard errors of lm-eval that have no formula.
+        bootstrap_iters: Resamples for standard errors of lm-eval without a formula.
         unsafe_code: Whether tasks that run generated code may do so.
     """
 
@@ -109,12 +109,12 @@ class LmEval:
         require_bools(self, "chat", "multiturn", "unsafe_code")
 
     def load(self, tokenizer: Any, seed: int, render: Callable[..., str] | None = None) -> Loaded:
-        """Tasks, groups and requests, rendered with a transformers tokenizer; the same every time, in any process.
+        """Tasks, groups and requests, rendered with a transformers tokenizer; the same in any process.
 
         `render` puts the chat template around messages; None: the tokenizer's own.
 
         Raises:
-            UserError: an unknown task, data that cannot be had, a package that a task needs, code that is not allowed.
+            UserError: an unknown task, data that is not available, a missing package, code that is not allowed to run.
         """
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
         render = render or partial(tokenizer.apply_chat_template, tokenize=False)

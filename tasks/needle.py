@@ -1,7 +1,7 @@
-"""The needle task: one sentence with a value, hidden in real prose at a known depth; it knows no model and no cache.
+"""The needle task: one sentence with a value, hidden in real prose at a known depth.
 
-Prompts follow from (seed, length, depth, index) and the number of questions alone, so any process, order or limit sees the
-same ones, each exactly as long as asked: chat template, question, answer prefix and the room for the answer included.
+Prompts depend on (seed, length, depth, index) and the number of questions only, so that any process, order or limit makes the
+same ones. Each has exactly the length asked for: chat template, question, answer prefix and the room for the answer included.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ class Needle:
     In the texts, {kind} and {key} are filled in, and {value} in the needle.
 
     Args:
-        lengths: Tokens of prompt and answer room together.
-        depths: Share of the prose's tokens before the needle, which stands between sentences, or words where none end near.
+        lengths: Tokens of prompt and answer together.
+        depths: Share of the prose's tokens before the needle, which is placed between sentences, or words if none ends near.
         per_cell: Examples for each length and depth.
         kind: What the value is: number (7 digits), word, or uuid.
         distractor_needles: Other needles with other keys and values, anywhere in the prose.
-        questions: Needles asked for in each context, one example each: the first at the depth of the cell, the next each
-            1 / questions of the prose further on, around its end. The longest prompt is exactly as long as asked.
-        query_aware: Whether the question may be seen while the cache is compressed.
-        aware_of: With query_aware, whose question is seen: own, or first: all questions of a context are asked of what was
-            compressed in view of the first.
+        questions: Needles asked about in each context, one example each: the first at the depth asked for, the next ones
+            each 1 / questions of the prose later, wrapping at its end. The longest prompt has exactly the length asked for.
+        query_aware: Whether the question is part of what is compressed.
+        aware_of: With query_aware, which question of a context is part of what is compressed: own, or first (for all).
         chat: Whether the chat template goes around the prompt.
-        max_new_tokens: Room for the answer; None takes what the kind needs.
-        intro: A paragraph before the prose; it names no key.
+        max_new_tokens: Room for the answer; None: enough for the kind.
+        intro: A paragraph before the prose, without a key.
         needle: The hidden sentence.
         question: Asked after the prose.
-        answer_prefix: The start of the answer, fed before the model goes on.
+        answer_prefix: The start of the answer, fed before decoding.
         metric: The headline score: contains, strict, exact or f1.
         stop: Strings that end the answer.
     """
@@ -104,7 +103,7 @@ class Needle:
 
     @property
     def chance(self) -> float:
-        """Share right without reading the context."""
+        """Score of answering without the context."""
         return 1 / len(VALUES) if self.kind == "word" else 0.0
 
     @property
@@ -151,7 +150,7 @@ class _Cell:
     depth: float
 
     def examples(self, seed: int, index: int) -> list[Example]:
-        """The examples of the context with this index; drawn again where a key or value stands elsewhere in the prose."""
+        """The examples of the context with this index; drawn again if a key or value occurs elsewhere in the prose."""
         task, n = self.task, self.task.questions
         rng = random.Random(hashlib.sha256(f"{seed}|{self.length}|{self.depth}|{index}".encode()).digest())
         for number in range(_DRAWS):
@@ -169,14 +168,14 @@ class _Cell:
                 name, group = f"{task.kind}-{self.length}-{self.depth}-{index}", f"{self.corpus}:{haystack.origin}"
                 return [self._example(name, i, asked[i], context, hidden, group) for i in range(n)]
         raise UserError(
-            f"corpus {self.corpus} gave no haystack of exactly {self.length} tokens that holds the needle's key and "
+            f"corpus {self.corpus} has no haystack of exactly {self.length} tokens with the needle's key and "
             f"value once only, in {_DRAWS} draws: change the corpus, the texts of the task or task.lengths"
         )
 
     def _example(
         self, name: str, i: int, asked: tuple[str, str], context: str, hidden: Sequence[Hidden], group: str
     ) -> Example:
-        """The example that asks for needle i."""
+        """The example that asks about needle i."""
         task, several = self.task, self.task.questions > 1
         return Example(
             id=f"{name}-{i + 1}" if several else name,
@@ -195,12 +194,12 @@ class _Cell:
         )
 
     def _depth(self, i: int) -> float:
-        """Where needle i stands."""
+        """Depth of needle i."""
         depth = self.depth + i / self.task.questions  # exactly the cell's for the first
         return round(depth - (depth > 1), 4) if i else depth
 
     def _asked(self, hidden: Sequence[Hidden]) -> list[tuple[str, str]]:
-        """(question, answer prefix) for each needle: what may be seen while compressing, and what may not."""
+        """(question, answer prefix) for each needle: what is compressed with the context, and what is fed later."""
         task = self.task
         texts = [[fill(text, task.kind, one.key) for text in (task.question, task.answer_prefix)] for one in hidden]
         asked = [set_apart(*pair, chat=task.chat) for pair in texts]
@@ -228,7 +227,7 @@ class _Cell:
     def _fit(
         self, haystack: Haystack, room: int, hidden: Sequence[Hidden], question: str, answer_prefix: str, *, inside: bool
     ) -> str | None:
-        """The context that makes the prompt exactly as long as asked, or None where no cut of this prose does."""
+        """The context that makes the prompt exactly as long as asked, or None if no cut of this prose does."""
         inserts = [(one.depth, one.sentence) for one in hidden]
         for _ in range(8):
             context = self._context(haystack.text(room, inserts, self._plain, inside=inside))
@@ -247,5 +246,5 @@ class _Cell:
         return f"{fill(self.task.intro, self.task.kind, '')}\n\n{text}" if self.task.intro else text
 
     def _plain(self, text: str) -> int:
-        """Tokens of a text inside a longer one: some tokenizers put a space before whatever starts."""
+        """Tokens of a text inside a longer one: some tokenizers add a space at the start of a text."""
         return len(self.tokens.encode("\n" + text)) - len(self.tokens.encode("\n"))

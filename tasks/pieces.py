@@ -1,4 +1,4 @@
-"""How the pieces of a prompt are set apart: the white space between them; it knows no ids."""
+"""The white space between the pieces of a prompt."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 def set_apart(question: str, answer_prefix: str, *, chat: bool) -> tuple[str, str]:
     """Question and answer prefix with the white space that goes before them.
 
-    The question starts a new paragraph and, without a chat template, the answer prefix a new line; white space that a
-    text brings itself is kept as it is.
+    The question starts a new paragraph and, without a chat template, the answer prefix a new line; white space at
+    the start of a text is kept.
     """
     question = _after("\n\n", question)
     return question, answer_prefix if chat else _after("\n", answer_prefix)

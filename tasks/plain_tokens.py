@@ -1,4 +1,4 @@
-"""Any transformers tokenizer as our tasks see one, for prompts that lm-eval feeds to models of its own. It knows no model."""
+"""Any transformers tokenizer as our tasks see one, for prompts that lm-eval feeds to models of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlainTokens:
         return str(self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def prompt(self, context: str, question: str, answer_prefix: str, *, chat: bool) -> Prompt:
-        """The three pieces behind what the tokenizer puts in front."""
+        """The ids of the three pieces, after the special tokens that the tokenizer puts in front."""
         if chat:
             raise UserError("task.chat=True is not possible here: lm-eval puts chat templates around prompts itself")
         first = self.hf.encode(context, add_special_tokens=True, verbose=False)

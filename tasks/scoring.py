@@ -1,4 +1,4 @@
-"""Right or wrong: compares one answer with its references; it knows no model, no prompt and no stop rule.
+"""Right or wrong: compares one answer with its references.
 
 Every number here reads *normalised* text (`normalise`). A score against several references is the best over them.
 """
@@ -56,20 +56,20 @@ def normalise(text: str) -> str:
 
 
 def occurrences(text: str, value: str) -> int:
-    """How often a value stands in a text as whole words, both normalised; 0 for a value without words."""
+    """How often a value occurs in a text as whole words, both normalised; 0 for a value without words."""
     wanted = normalise(value)
     return len(_whole(wanted).findall(normalise(text))) if wanted else 0
 
 
 def contains(answer: str, references: Sequence[str]) -> float:
-    """1.0 when a reference stands in the answer at word boundaries; the lenient score that most papers report."""
+    """1.0 if a reference occurs in the answer at word boundaries; the lenient score that most papers report."""
     return float(any(occurrences(answer, reference) for reference in references))
 
 
 def strict(answer: str, references: Sequence[str], rivals: Sequence[str] = ()) -> float:
-    """1.0 when a reference stands in the answer and nothing else could have been meant.
+    """1.0 if a reference occurs in the answer and no other value that could be meant does.
 
-    What could have been meant: any of `rivals`, and, where a reference is a number or a UUID, any other value of that
+    Values that could be meant: any of `rivals`, and, if a reference is a number or a UUID, any other value of that
     form. So an answer that dumps every value of the context is right by `contains` and wrong here.
     """
     if not contains(answer, references):
@@ -77,7 +77,7 @@ def strict(answer: str, references: Sequence[str], rivals: Sequence[str] = ()) -
     rest = normalise(answer)
     wanted = sorted(filter(None, map(normalise, references)), key=len, reverse=True)
     for reference in wanted:
-        rest = _whole(reference).sub("|", rest)  # a mark that no word holds keeps the neighbours apart
+        rest = _whole(reference).sub("|", rest)  # no word contains "|", so the words around it stay apart
     form = _form(wanted)
     other = form is not None and _whole_pattern(form.pattern).search(rest) is not None
     named = any(_whole(rival).search(rest) for rival in map(normalise, rivals) if rival)
@@ -85,13 +85,13 @@ def strict(answer: str, references: Sequence[str], rivals: Sequence[str] = ()) -
 
 
 def exact(answer: str, references: Sequence[str]) -> float:
-    """1.0 when the answer is a reference, articles aside (SQuAD); a reference without words matches nothing."""
+    """1.0 if the answer is a reference, without articles (SQuAD); a reference without words matches nothing."""
     pairs = (_contents(answer, reference) for reference in references)
     return float(any(wanted and said == wanted for said, wanted in pairs))
 
 
 def f1(answer: str, references: Sequence[str]) -> float:
-    """Word-overlap F1 with the best reference, 0..1, articles aside (SQuAD); 0 where either side has no words."""
+    """Word-overlap F1 with the best reference, 0..1, without articles (SQuAD); 0 if either has no words."""
     return max((_overlap(*_contents(answer, reference)) for reference in references), default=0.0)
 
 
@@ -116,12 +116,12 @@ def _whole_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def _form(wanted: Sequence[str]) -> re.Pattern[str] | None:
-    """The form that all references share, where a value of that form can be told from prose."""
+    """The form of all references (number, UUID), if values of that form can be recognised in prose; else None."""
     return next((form for form in (_NUMBER, _UUID) if wanted and all(map(form.fullmatch, wanted))), None)
 
 
 def _contents(answer: str, reference: str) -> tuple[list[str], list[str]]:
-    """Words of both without articles; with them where the reference is nothing else (the choice `A`)."""
+    """Words of both without articles; with them if the reference has no other words (the choice `A`)."""
     said, wanted = normalise(answer).split(), normalise(reference).split()
     bare = [word for word in wanted if word not in _ARTICLES]
     return ([word for word in said if word not in _ARTICLES], bare) if bare else (said, wanted)

@@ -1,4 +1,4 @@
-"""Perplexity streams: long documents to be read chunk by chunk through the compressed cache. It knows no cache and no stack."""
+"""Perplexity streams: long documents to be read chunk by chunk through the compressed cache."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.types import Corpus, Example, Score, Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Documents of exactly `tokens` tokens from seeded places of a corpus; perplexity of what follows the first ones.
+    """Documents of exactly `tokens` tokens from seeded places of a corpus; perplexity of the tokens after the first.
 
     Attributes:
-        tokens: tokens read per document, BOS included where the model expects one.
-        documents: how many documents; each comes from another place.
+        tokens: tokens read per document, BOS included if the model expects one.
+        documents: how many documents; each from another place.
         chunk: tokens fed at once, between two compressions; 1 is exact streaming.
-        context: first tokens read exactly in one go and compressed once before the stream begins; needed by stacks that
-            choose rows once (phase prefill). 0: every stack compresses from the first chunk on.
+        context: first tokens that are prefilled exactly and compressed once before the stream begins; needed by stacks that
+            evict once (phase prefill). 0: every stack compresses from the first chunk on.
         start: token offset in the corpus, for a stream from a known place; null draws places from the seed.
     """
 
@@ -62,7 +62,7 @@ class Stream:
         return [self._example(tokens, texts[at], offset, corpus.name, f"{at}-{offset}", at) for at, offset in places]
 
     def _places(self, texts: Sequence[str], seed: int) -> list[tuple[int, int]]:
-        """(document, character offset) pairs; long documents serve first, each once before any serves twice."""
+        """(document, character offset) pairs; long documents first, each once before any is used twice."""
         need = self.tokens * 8  # characters: more than the tokens will take
         usable = [i for i, text in enumerate(texts) if len(text) >= need]
         if not usable:
@@ -88,7 +88,7 @@ class Stream:
             ids = tokens.encode(text)[self.start :]
         room = self.tokens - (len(tokens.prompt("a", "", "", chat=False).ids) - len(tokens.encode("a")))
         if len(ids) < room:
-            raise UserError(f"task.tokens={self.tokens} is too long: {corpus} gives {len(ids)} tokens from there")
+            raise UserError(f"task.tokens={self.tokens} is too long: {corpus} has {len(ids)} tokens from there")
         return Example(
             id=f"{corpus}-{name}-{self.tokens}",
             group_id=f"{corpus}-{at}-{offset}",

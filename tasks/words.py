@@ -1,4 +1,4 @@
-"""Word lists the needle task draws from; it knows no prompt.
+"""Word lists of the needle task.
 
 Keys and values are disjoint, lower-case-distinct and concrete, so that no value can be guessed from its key.
 """

@@ -1,4 +1,4 @@
-"""Every codec of conf/codec and more settings of each class, and the plainest store of rows: fit once, encode, keep the tail.
+"""Every codec of conf/codec and more settings of each class, and the plainest store of tokens: fit once, encode, keep the tail.
 
 It knows no cache: what a codec must do is tried here against its protocol alone.
 """
@@ -63,7 +63,7 @@ def heads_of(h: int, layers: int = 1) -> Heads:
 
 
 def fitted(codec: Codec, x_HND: Tensor, layers: int = 1) -> Codec:
-    """The codec as a store would use it for these rows; a calibrated one gets limits that hold them."""
+    """The codec as a store would use it for these tokens; a calibrated one gets limits that hold them."""
     heads = heads_of(x_HND.shape[0], layers)
     if codec.calibration is not None:
         limit = x_HND.float().abs().amax(1).view(layers, heads.each, -1)
@@ -86,8 +86,8 @@ def roundtrip(codec: Codec, x_HND: Tensor, dtype: torch.dtype | None = None, lay
 
 
 @dataclass
-class Rows:
-    """Keys or values of some heads: rows leave the exact tail when the codec says so."""
+class Stored:
+    """Keys or values of some heads: tokens leave the exact tail when the codec says so."""
 
     codec: Codec
     layers: int = 1
@@ -116,9 +116,9 @@ class Rows:
         return sum(chunk.n for chunk in self.chunks)
 
 
-def stored(codec: Codec, x_HND: Tensor, calls: list[int]) -> Rows:
-    """Rows brought in calls of these sizes."""
-    rows, at = Rows(codec), 0
+def stored(codec: Codec, x_HND: Tensor, calls: list[int]) -> Stored:
+    """Tokens brought in calls of these sizes."""
+    rows, at = Stored(codec), 0
     for n in calls:
         rows.append(x_HND[:, at : at + n].clone())
         at += n

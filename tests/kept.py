@@ -1,6 +1,6 @@
 """Comparison of kept sets with those of an oracle; it knows no model.
 
-fp32 and exact scores may order two rows differently only when their scores agree to within rounding.
+fp32 and exact scores may order two tokens differently only when their scores agree to within rounding.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from harness.stages.protocols import LayerView
 NOISE = 2e-5  # relative to the largest score: fp32 sums of up to a thousand weights
 
 
-def same_rows(found: Sequence[int], wanted: Sequence[int], scores: Sequence[float]) -> int:
-    """Assert equal kept sets but for swaps within rounding; returns how many rows were swapped."""
+def same_tokens(found: Sequence[int], wanted: Sequence[int], scores: Sequence[float]) -> int:
+    """Assert equal kept sets but for swaps within rounding; returns how many tokens were swapped."""
     assert list(found) == sorted(set(found))
     assert len(found) == len(wanted)
     added, dropped = sorted(set(found) - set(wanted)), sorted(set(wanted) - set(found))
@@ -27,8 +27,8 @@ def same_rows(found: Sequence[int], wanted: Sequence[int], scores: Sequence[floa
     return len(added)
 
 
-def kept_rows(keep: Keep, views: Sequence[LayerView], tokens: int) -> list[list[Tensor] | None]:
-    """For each one-layer view the kept row indices: one [H, M] when all heads keep as many, else one [1, M] a head.
+def kept_tokens(keep: Keep, views: Sequence[LayerView], tokens: int) -> list[list[Tensor] | None]:
+    """For each one-layer view the kept token indices: one [H, M] when all heads keep as many, else one [1, M] a head.
 
     None where everything stays.
     """

@@ -1,6 +1,6 @@
-"""A full cache whose evicted rows are masked out: what a compressed cache must equal; it knows no stack and no store of ours.
+"""A full cache whose evicted tokens are masked out: what a compressed cache must equal; it knows no stack and no store of ours.
 
-Plain softmax attention in float64 over all rows ever seen, causal and sliding-window rules and the kept set as one mask.
+Plain softmax attention in float64 over all tokens ever seen, causal and sliding-window rules and the kept set as one mask.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class MaskedCache:
         self.model, self.windows, self.cache, self.seen = model, windows, DynamicCache(), 0
 
     def feed(self, tokens: Sequence[int], kept: Kept | None) -> Tensor:
-        """Last logits [V] after new tokens that read the kept rows (None: all) and each other."""
+        """Last logits [V] after new tokens that read the kept tokens (None: all) and each other."""
         positions = torch.arange(self.seen, self.seen + len(tokens))[None]
         token = _CURRENT.set((kept, self.windows))
         try:

@@ -13,7 +13,7 @@ from harness.kv.attention_stats import column_sums
 from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Scorer, Stats
-from tests.kept import kept_rows
+from tests.kept import kept_tokens
 
 HEADS = [(4, 4), (4, 2), (4, 1), (9, 3)]
 D = 16
@@ -61,8 +61,8 @@ def rule(scorer: Scorer, **fields: Any) -> Keep:
 
 
 def chosen(keep: Keep, views: Sequence[LayerView], tokens: int) -> list[list[list[int]]]:
-    """Kept rows per layer and KV head."""
-    found = kept_rows(keep, views, tokens)
+    """Kept tokens per layer and KV head."""
+    found = kept_tokens(keep, views, tokens)
     everything = [[list(range(v.n))] * v.pos_HN.shape[0] for v in views]
     return [
         whole if index is None else [row.tolist() for part in index for row in part]

@@ -24,7 +24,7 @@ from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
 from harness.kv.memory import solve_budget
 from harness.kv.positions import held, learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
-from harness.kv.rope_check import tried
+from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
@@ -47,7 +47,7 @@ class Engine:
         self.shape = shape_of(model.config)
         n = len(self.shape.layers)
         devices = layer_devices(model, n)
-        self.ropes, self.rope_moves = tried(model, self.shape, self.shape.groups(devices), *ropes_of(model, n))
+        self.ropes, self.rope_moves = checked_ropes(model, self.shape, self.shape.groups(devices), *ropes_of(model, n))
         self.groups = self.shape.groups(devices, self.ropes)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
 

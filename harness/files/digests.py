@@ -1,4 +1,4 @@
-"""Digests of plain values: what makes two configurations, examples or records the same."""
+"""Digests of plain values, by which configurations, examples and records are compared."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from typing import Any
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a JSON-able value, whatever the order of its keys."""
+    """Hex SHA-256 of a JSON-able value, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

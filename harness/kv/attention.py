@@ -192,13 +192,13 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
     group, length = q.shape[1] // k.shape[1], k.shape[2]
     stores = [run.stores[row].get(call.layer, ()) for row in rows]
     for slots in zip(*stores, strict=True) if stores[0] else [()]:
-        heads = slice(slots[0].part.heads.start, slots[0].part.heads.stop) if slots else slice(0, k.shape[1])
+        heads = slice(slots[0].head_group.heads.start, slots[0].head_group.heads.stop) if slots else slice(0, k.shape[1])
         part_q = q[:, heads.start * group : heads.stop * group]
         if team.views is not None:
-            all_k, all_v = _shown(call, team.views, slots[0].part.n, heads, (k, v))
+            all_k, all_v = _shown(call, team.views, slots[0].head_group.n, heads, (k, v))
         else:
-            all_k = _joined([(slot.part.keys, slot.at) for slot in slots], k[:, heads])
-            all_v = _joined([(slot.part.values, slot.at) for slot in slots], v[:, heads])
+            all_k = _joined([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads])
+            all_v = _joined([(slot.head_group.values, slot.at) for slot in slots], v[:, heads])
             _turn_stored(call, rows, all_k, length)
         mask = run.mask(all_k.shape[2] - length, length, call.window)
         mask = mask if mask is None else mask.to(q.device)

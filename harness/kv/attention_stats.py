@@ -1,6 +1,6 @@
-"""Attention statistics computed beside attention, in query blocks; it knows no model and changes no output.
+"""Statistics for scorers, computed from the queries and keys of an attention call.
 
-Never an N x N matrix: memory is one block of scores.
+In query blocks, so that no N x N matrix is ever held: memory is one block of scores.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ BLOCK_ELEMENTS = 1 << 20  # scores in one block (4 MiB of fp32): large enough fo
 
 
 def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float) -> Tensor:
-    """For every row, the sum over the L newest queries of the attention it receives, [H, N] fp32, mean over each query group.
+    """For every token the sum of its attention weights over the L newest queries, [H, N] fp32, mean over each query group.
 
-    The L queries belong to the last L rows; query i sees the rows up to its own. Exact softmax in fp32.
+    The L queries are those of the last L tokens; query i sees the tokens up to its own. Exact softmax in fp32.
     """
     (n_q, n_new, d), (h, n, _) = q_QLD.shape, k_HND.shape
     group, past = n_q // h, n - n_new
@@ -24,17 +24,17 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float) -> Tensor:
     block = max(1, BLOCK_ELEMENTS // (h * group * n))
     for start in range(0, n_new, block):
         stop = min(start + block, n_new)
-        rows, seen = stop - start, past + stop
-        s_HRGN = (q_HLGD[:, start:stop].reshape(h, rows * group, d) @ k_HDN[:, :, :seen]).view(h, rows, group, seen)
-        if rows > 1:
-            hidden_R1R = torch.ones(rows, rows, dtype=torch.bool, device=k_HND.device).triu(1)[:, None]
+        r, seen = stop - start, past + stop
+        s_HRGN = (q_HLGD[:, start:stop].reshape(h, r * group, d) @ k_HDN[:, :, :seen]).view(h, r, group, seen)
+        if r > 1:
+            hidden_R1R = torch.ones(r, r, dtype=torch.bool, device=k_HND.device).triu(1)[:, None]
             s_HRGN[..., past + start :].masked_fill_(hidden_R1R, float("-inf"))
         sums_HN[:, :seen] += s_HRGN.softmax(-1).sum((1, 2))
     return sums_HN / group
 
 
 def step_sums(q_RQD: Tensor, k_RHND: Tensor, scaling: float) -> Tensor:
-    """The same for a single new query in each of R rows, [R, H, N] fp32."""
+    """`column_sums` for a single new query in each of R sequences, [R, H, N] fp32."""
     (r, n_q, d), h = q_RQD.shape, k_RHND.shape[1]
     q_RHGD = (q_RQD.float() * scaling).view(r, h, n_q // h, d)
     sums_RHN: Tensor = (q_RHGD @ k_RHND.float().mT).softmax(-1).sum(2)

@@ -142,7 +142,7 @@ class Batch:
             for one in team.views:
                 one.grow(_longest(rows[0], one.layers) + length)
             return
-        if any(row.unrotated or not row.parts for row in rows):  # what is turned whenever it is read is not kept
+        if any(row.unrotated or not row.head_groups for row in rows):  # what is turned whenever it is read is not kept
             return
         views, evicts = [], rows[0].stack.evicts_steps
         sizes = [
@@ -155,15 +155,15 @@ class Batch:
         if need + self.nbytes > self.room:
             return
         for g, size, dim in zip(self.groups, sizes, dims, strict=True):
-            device = rows[0].slots[g[0]][0].part.keys.tail_HND.device
+            device = rows[0].slots[g[0]][0].head_group.keys.tail_HND.device
             views.append(Views.empty(g, size, dim, self.dtype, evicts, device))
         for i, row in enumerate(rows):
             for one in views:
                 for at, layer in enumerate(one.layers):
                     for slot in row.slots[layer]:
-                        heads = slice(slot.part.heads.start, slot.part.heads.stop)
-                        for x, side in zip(one.both, (slot.part.keys, slot.part.values), strict=True):
-                            side.write_to(x[at, i, heads, : slot.part.n], slot.at)
+                        heads = slice(slot.head_group.heads.start, slot.head_group.heads.stop)
+                        for x, side in zip(one.both, (slot.head_group.keys, slot.head_group.values), strict=True):
+                            side.write_to(x[at, i, heads, : slot.head_group.n], slot.at)
         team.views = views
 
     @property
@@ -201,16 +201,16 @@ class Batch:
 
 
 def _shape(row: SequenceCache, length: int) -> object:
-    return length, row.stack.evicts_steps, tuple((part.heads, part.n) for part in row.parts)
+    return length, row.stack.evicts_steps, tuple((part.heads, part.n) for part in row.head_groups)
 
 
 def _longest(row: SequenceCache, layers: tuple[int, ...]) -> int:
-    return max(slot.part.n for layer in layers for slot in row.slots[layer])
+    return max(slot.head_group.n for layer in layers for slot in row.slots[layer])
 
 
 def _encoded(one: Views, i: int, run: Forward, group: int, before: SequenceCache, grown: SequenceCache) -> None:
     """Decode what a codec took over in this forward into a row's views."""
-    for old, part in zip(before.parts, grown.parts, strict=True):
+    for old, part in zip(before.head_groups, grown.head_groups, strict=True):
         if run.places[part.heads.layers[0]][0] != group:
             continue
         for x, side, was in zip(one.both, (part.keys, part.values), (old.keys, old.values), strict=True):
@@ -222,7 +222,7 @@ def _decode_newer(view_LHND: Tensor, run: Forward, part: HeadGroup, side: TokenS
     heads = slice(part.heads.start, part.heads.stop)
     at = [run.places[layer][1] for layer in part.heads.layers]
     where = slice(side.n_first + old, side.n_first + side.n_encoded)
-    if not getattr(side.codec, "by_rows", False):
+    if not getattr(side.codec, "by_tokens", False):
         for layer, place in zip(part.heads.layers, at, strict=True):
             side.write_to(view_LHND[place, heads, : side.n], part.slot(layer))
         return

@@ -1,6 +1,6 @@
-"""The intersection of transformers 5.2 ... 5.x that we stand on; it knows no policy and no store.
+"""Everything that depends on the version of transformers (5.2 to 5.x): configurations, the cache class, one forward.
 
-Everything that drifted inside 5.x (argument names, mask sizes) is met here and nowhere else.
+What changed within 5.x (argument names, mask sizes) is handled here and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from harness.errors import UserError
 from harness.kv.shape import LayerShape, ModelShape
 
-FEATURES = {  # settings of a decoder that, where they are set, change what is cached or attended to
+FEATURES = {  # settings of a decoder that change what is cached or attended to, and why they are refused
     "kv_lora_rank": "latent attention caches are not measured yet",
-    "attention_chunk_size": "chunked attention is not honoured",
-    "attn_logit_softcapping": "soft-capped attention is not honoured",
-    "use_bidirectional_attention": "attention to later tokens is not honoured",
-    "is_encoder_decoder": "encoder-decoders are not honoured",
+    "attention_chunk_size": "chunked attention is not implemented",
+    "attn_logit_softcapping": "soft-capped attention is not implemented",
+    "use_bidirectional_attention": "attention to later tokens is not implemented",
+    "is_encoder_decoder": "encoder-decoders are not implemented",
 }
-FAMILIES = {  # no setting tells these apart
+FAMILIES = {  # model types that no setting identifies, and why they are refused
     "diffllama": "its layers attend twice",
-    "doge": "it drops rows by a learned mask of its own",
+    "doge": "it drops tokens by a learned mask of its own",
     "falcon": "it has an attention of its own",
     "hrm_text": "its layers run several times, each time with another cache",
     "jetmoe": "its cached heads are not those of its configuration",
-    "moshi": "its attention does not keep to the window that it caches",
+    "moshi": "its attention sees another window than its cache",
 }
 RECURRENT = "linear attention and recurrent states are not measured"
 
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
-    """Cache shape of a decoder, read off the cache that transformers itself would build for it.
+    """Shape of a decoder's KV cache, taken from the cache that transformers would build for it.
 
-    Raises UserError for models whose cache we could not count or whose attention we would not honour, with the reason.
+    Raises UserError, with the reason, for models whose cache or attention is not supported.
     """
     text = config.get_text_config(decoder=True)
     try:
         why = _unsupported(config, text) or _uncounted(config, text)
         found = None if why else _shape(config, text)
-    except Exception as error:  # families word their configurations as they like: what cannot be read is not supported
+    except Exception as error:  # configurations differ by family: what cannot be read is not supported
         why, found = f"its cache cannot be read off its configuration ({type(error).__name__})", None
     if found is None:
         raise UserError(f"model type {getattr(text, 'model_type', '?')!r} is not supported: {why}")
@@ -82,7 +82,7 @@ def _classes(config: PretrainedConfig) -> tuple[Any, ...]:
 
 
 def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
-    """Why a model's attention cannot be honoured, or None: what its configuration and its class say, before any weights."""
+    """Why a model's attention is not supported, or None; from its configuration and class alone, before weights are loaded."""
     for name, why in FEATURES.items():
         if getattr(text, name, None):
             return why
@@ -94,7 +94,7 @@ def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None
 
 
 def layer_devices(model: PreTrainedModel, n_layers: int) -> list[torch.device]:
-    """Where each layer's weights lie; a model spread over devices keeps each layer's rows on its own."""
+    """Device of each layer's weights, which is where its keys and values are stored too."""
     decoder = model.get_decoder()
     blocks = getattr(decoder, "layers", None) or getattr(decoder, "h", None) or []
     if len(blocks) != n_layers:
@@ -103,9 +103,9 @@ def layer_devices(model: PreTrainedModel, n_layers: int) -> list[torch.device]:
 
 
 class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we can check
-    """What transformers sees as its cache: it rounds new rows to the cache dtype and hands them on.
+    """The cache that transformers sees: it rounds new keys and values to the cache dtype, returns them, and stores nothing.
 
-    The rows themselves live in our stores, which the attention function reads.
+    They are stored in sequence caches, which the attention function reads.
     """
 
     def __init__(self, n_layers: int, kv_dtype: torch.dtype) -> None:
@@ -122,7 +122,7 @@ class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we c
 
 
 def forward(model: PreTrainedModel, ids_BL: Tensor, positions_BL: Tensor, cache: Cache, logits: Tensor | slice) -> Tensor:
-    """One forward at given positions; logits [B, L', V] of the token indices asked for, slice(None) for all."""
+    """One forward of ids [B, L] at given positions; logits [B, L', V] at these token indices, slice(None) for all."""
     parameters = inspect.signature(model.forward).parameters
     name = "cache" if "cache" in parameters else "past_key_values"
     kwargs: dict[str, Any] = {name: cache, "use_cache": True, "logits_to_keep": 0 if isinstance(logits, slice) else logits}

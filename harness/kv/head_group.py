@@ -1,8 +1,6 @@
-"""What one row of a batch stores for some heads of some layers: encoded rows, exact tail, positions, scores.
+"""Head groups: KV heads that hold equally many tokens and are stored together.
 
-It knows no model and no policy.
-
-Stores are never changed in place: every method returns a new store that shares what it did not touch, so forks are cheap.
+Immutable: every method returns a new head group that shares unchanged tensors, so copying a cache is cheap.
 """
 
 from __future__ import annotations
@@ -15,17 +13,17 @@ import torch
 from torch import Tensor
 
 from harness.kv.token_store import TokenStore, own
-from harness.stages.encoded import Heads, RowIndex
+from harness.stages.encoded import Heads, TokenIndex
 from harness.stages.protocols import Stats
 from harness.types import KV
 
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Rows of some KV heads that hold the same number of rows: all heads of some layers, or single heads of one.
+    """Keys and values of H KV heads with N tokens each: all heads of some layers, or single heads of one layer.
 
-    pos_HN: int32 original positions, None while the rows are contiguous up to the newest token (then nothing is stored).
-    sums_HN: fp32 column sums, for scorers whose state lives on.
+    pos_HN: int32 original positions; None (nothing is stored) while the tokens are contiguous up to the newest.
+    sums_HN: fp32 column sums, for scorers that keep their state.
     """
 
     heads: Heads
@@ -36,15 +34,16 @@ class HeadGroup:
 
     @property
     def n(self) -> int:
+        """Tokens per head."""
         return self.keys.n
 
     def slot(self, layer: int) -> slice:
-        """Where a layer's heads stand among this part's."""
+        """The heads of a layer, as a slice of this group's H heads."""
         at = self.heads.layers.index(layer) * self.heads.each
         return slice(at, at + self.heads.each)
 
     def append(self, new: KV, sums_HN: Tensor | None) -> HeadGroup:
-        """Add new rows of these heads; sums_HN [H, N + L] are this forward's attention sums, if recorded."""
+        """Add L new tokens of these heads; sums_HN [H, N + L]: column sums of this forward, if recorded."""
         pos, sums = self.pos_HN, self.sums_HN
         if pos is not None:
             pos = torch.cat((pos, new.pos_HN), 1)
@@ -55,28 +54,28 @@ class HeadGroup:
         return HeadGroup(self.heads, keys, values, pos, sums)
 
     def with_sums(self, stats: Sequence[Stats]) -> HeadGroup:
-        """With the column sums of the context, for scorers whose state lives on (a sliding layer has none)."""
+        """With the column sums of the context (None for sliding layers); stats: by layer."""
         return replace(self, sums_HN=Stats.join([stats[layer] for layer in self.heads.layers]).column_sums_HN)
 
     def positions(self, seen: int) -> Tensor:
-        """int32 [H, N] original positions; the newest row stands at seen - 1."""
+        """Original positions, int32 [H, N]; that of the newest token is seen - 1."""
         if self.pos_HN is not None:
             return self.pos_HN
         contiguous = torch.arange(seen - self.n, seen, dtype=torch.int32, device=self.keys.tail_HND.device)
         return contiguous.expand(self.heads.n, self.n)
 
     def take(self, index_HM: Tensor, seen: int, layers: tuple[int, ...] | None = None, head: int | None = None) -> HeadGroup:
-        """Copy the rows index_HM (int64 [H, M]) and their positions and sums, of all heads or of some.
+        """Copy the tokens index_HM (int64 [H, M]) with their positions and sums, of all heads or some.
 
-        layers: only these; head: only this KV head (counted from the part's first) of a single layer.
+        layers: only the heads of these layers. head: only this KV head of a single layer, counted from the group's first.
         """
         layers = layers or self.heads.layers
-        rows = RowIndex(index_HM, self._some(layers, head, index_HM.device))
+        chosen = TokenIndex(index_HM, self._some(layers, head, index_HM.device))
         start, stop = self.heads.start, self.heads.stop
         heads = Heads(layers, start, stop) if head is None else Heads(layers, start + head, start + head + 1)
-        pos = rows.of(self.positions(seen))
-        sums = None if self.sums_HN is None else rows.of(self.sums_HN)
-        return HeadGroup(heads, self.keys.take(index_HM, rows), self.values.take(index_HM, rows), pos, sums)
+        pos = chosen.of(self.positions(seen))
+        sums = None if self.sums_HN is None else chosen.of(self.sums_HN)
+        return HeadGroup(heads, self.keys.take(index_HM, chosen), self.values.take(index_HM, chosen), pos, sums)
 
     def _some(self, layers: tuple[int, ...], head: int | None, device: torch.device) -> Tensor | None:
         if layers == self.heads.layers and head is None:
@@ -86,7 +85,7 @@ class HeadGroup:
         return torch.tensor(chosen, device=device)
 
     def rest(self, layers: tuple[int, ...]) -> HeadGroup:
-        """All rows of some of the layers, copied."""
+        """All tokens of some of the layers, copied; itself if these are all its layers."""
         if layers == self.heads.layers:
             return self
         h = len(layers) * self.heads.each
@@ -95,21 +94,21 @@ class HeadGroup:
         return kept if self.pos_HN is not None else replace(kept, pos_HN=None)
 
     def owned(self) -> HeadGroup:
-        """The same in storages that hold nothing of other parts."""
+        """The same in storages that no other head group shares."""
         pos, sums = (None if x is None else own(x) for x in (self.pos_HN, self.sums_HN))
         return HeadGroup(self.heads, self.keys.owned(), self.values.owned(), pos, sums)
 
     def newest(self, n: int) -> HeadGroup:
-        """The last n rows of a contiguous part with exact codecs: what sliding-window layers hold on to."""
+        """The last n tokens, for sliding-window layers; needs contiguous tokens and exact codecs."""
 
-        def cut(side: TokenStore) -> TokenStore:
-            rows = side.exact()
-            return TokenStore.of(rows[:, rows.shape[1] - n :].clone(), side.codec, None)
+        def cut(store: TokenStore) -> TokenStore:
+            x_HND = store.exact()
+            return TokenStore.of(x_HND[:, x_HND.shape[1] - n :].clone(), store.codec, None)
 
         return self if self.n <= n else replace(self, keys=cut(self.keys), values=cut(self.values))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(byte kind, tensor) of everything held."""
+        """(byte kind, tensor) of all tensors."""
         yield from self.keys.tensors()
         yield from self.values.tensors()
         if self.pos_HN is not None:
@@ -119,14 +118,14 @@ class HeadGroup:
 
 
 class Slot(NamedTuple):
-    """Some heads of one layer: the part that stores them, and where they stand in it."""
+    """Where some heads of one layer are stored: their head group, and the slice of its heads."""
 
-    part: HeadGroup
+    head_group: HeadGroup
     at: slice
 
 
 def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
-    """The rows of some heads out of those of a whole group of layers."""
+    """K, V and positions of `heads`, out of those of all heads of a group of layers."""
     each = len(new.k_HND) // len(group)
     if heads.layers == group and heads.each == each:
         return new

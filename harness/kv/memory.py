@@ -1,4 +1,4 @@
-"""Bytes: measured from the tensors a store holds, and predicted from shapes alone. It knows no model and no policy names."""
+"""Bytes of a cache: measured from its tensors, and predicted from shapes; and what a record says about storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.types import Bytes
 
 
 def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
-    """Sum (byte kind, tensor) pairs: logical is what elements take, allocated what storages hold, each storage once."""
+    """Bytes by kind of (kind, tensor) pairs: logical counts elements, allocated counts storages, each storage once."""
     logical: dict[str, int] = {}
     allocated: dict[str, int] = {}
     storages: set[int] = set()
@@ -31,66 +31,66 @@ def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
     return Bytes(logical, allocated)
 
 
-def saves(side: TokenStore) -> bool:
-    """Whether encoded rows, with their metadata and constants, take fewer bytes than they did exact."""
-    shape = (side.tail_HND.shape[0], side.n_encoded, side.tail_HND.shape[2])
-    return measure(side.encoded_tensors()).total < math.prod(shape) * side.tail_HND.element_size()
+def saves(store: TokenStore) -> bool:
+    """Whether the encoded tokens, with metadata and constants, take fewer bytes than they would exact."""
+    shape = (store.tail_HND.shape[0], store.n_encoded, store.tail_HND.shape[2])
+    return measure(store.encoded_tensors()).total < math.prod(shape) * store.tail_HND.element_size()
 
 
-def touched(parts: Iterable[HeadGroup], seen: int) -> int:
-    """Rows evicted, or stored otherwise than they were, over layers and KV heads.
+def touched(groups: Iterable[HeadGroup], seen: int) -> int:
+    """Tokens that were evicted or are not stored as they were, summed over layers and KV heads; seen: tokens per head before.
 
-    Measured, whatever the codec says of itself: encoded rows count where numbers changed or bytes were saved.
+    Measured, not claimed by the codec: encoded tokens count if their numbers changed or bytes were saved.
     """
     total = 0
-    for part in parts:
-        sides = (part.keys, part.values)
-        otherwise = max(side.n_encoded if side.changed or (side.n_encoded and saves(side)) else 0 for side in sides)
-        total += part.heads.n * (seen - part.n + otherwise)
+    for group in groups:
+        stores = (group.keys, group.values)
+        encoded = max(one.n_encoded if one.changed or (one.n_encoded and saves(one)) else 0 for one in stores)
+        total += group.heads.n * (seen - group.n + encoded)
     return total
 
 
-def storage(parts: Iterable[HeadGroup]) -> str:
-    """What a record says of stored bytes: "simulated" where a codec changed numbers and saved none, else "packed"."""
-    sides = [side for part in parts for side in (part.keys, part.values)]
-    return "simulated" if any(side.changed and side.n_encoded and not saves(side) for side in sides) else "packed"
+def storage(groups: Iterable[HeadGroup]) -> str:
+    """The record's `storage`: "simulated" if a codec changed numbers and saved no bytes, else "packed"."""
+    stores = [store for group in groups for store in (group.keys, group.values)]
+    return "simulated" if any(one.changed and one.n_encoded and not saves(one) for one in stores) else "packed"
 
 
-def _side(codec: Codec, h: int, n: int, d: int, itemsize: int) -> int:
+def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int) -> int:
     ready = codec.leaving(max(n - codec.sinks, 0), 0)
     return sum(codec.nbytes(h, ready, d, itemsize)) + h * (n - ready) * d * itemsize
 
 
 def _layer(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> int:
     if layer.window is not None:
-        return layer.held(seen) * layer.row_bytes(itemsize)
-    rows = _side(stack.keys, layer.heads, n, layer.d_key, itemsize) + _side(
+        return layer.held(seen) * layer.token_bytes(itemsize)
+    stored = _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize) + _store_bytes(
         stack.values, layer.heads, n, layer.d_value, itemsize
     )
     evicted = stack.keep is not None and n < seen
     positions = 4 * layer.heads * n if evicted else 0
     state = 4 * layer.heads * n if stack.keeps_state else 0
-    return rows + positions + state
+    return stored + positions + state
 
 
 def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
-    """Bytes of a store that holds n rows per full layer and head after `seen` tokens: the closed formula, scratch excluded."""
+    """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
     return sum(times * _layer(stack, layer, n, itemsize, seen) for layer, times in Counter(shape.layers).items())
 
 
 def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -> int | None:
-    """Rows per layer and head for a context of so many tokens (None: all stay); UserError when the budget is too small."""
+    """Tokens per layer and head for a context of `context` tokens (None: all); UserError if the budget is too small."""
     return stack.budget(context, lambda n: predict(stack, shape, n, itemsize, context))
 
 
-def codec_info(stack: Stack, parts: Sequence[HeadGroup]) -> dict[str, Any]:
-    """What codecs say of how keys and values are stored; clipped: the share of all elements encoded so far."""
+def codec_info(stack: Stack, groups: Sequence[HeadGroup]) -> dict[str, Any]:
+    """The record's `codec_info`: the codecs' own, and `clipped`, the share of clipped elements of all encoded so far."""
     found = {}
     for role, codec in (("keys", stack.keys), ("values", stack.values)):
-        sides: list[TokenStore] = [getattr(part, role) for part in parts]
-        sides = [side for side in sides if side.codec.name == codec.name and side.written]
-        info = dict(sides[0].codec.info() if sides else codec.info())
+        stores: list[TokenStore] = [getattr(group, role) for group in groups]
+        stores = [one for one in stores if one.codec.name == codec.name and one.written]
+        info = dict(stores[0].codec.info() if stores else codec.info())
         if codec.lossy:
-            info["clipped"] = sum(side.clipped for side in sides) / max(1, sum(side.written for side in sides))
+            info["clipped"] = sum(one.clipped for one in stores) / max(1, sum(one.written for one in stores))
         found[role] = info
     return found

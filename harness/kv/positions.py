@@ -1,6 +1,6 @@
-"""How far a model's positions reach, and angles that depend on a text's length held at one length per text.
+"""Limits of a model's positions, and RoPE angles that depend on the length of the text (dynamic NTK, longrope).
 
-It knows no store and no policy.
+Such angles are computed for one fixed length per sequence, so that all its keys and queries are rotated alike.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.kv.rope import moves
+from harness.kv.rope import varies_with_length
 
-_CACHED = "max_seq_len_cached"  # how long a text the angles of dynamic NTK were last computed for
+_CACHED = "max_seq_len_cached"  # attribute: the length that dynamic NTK last computed its angles for
 
 
 def learned_positions(model: PreTrainedModel) -> int | None:
-    """Positions of a learned table (GPT-2, OPT); None where positions are computed and a text may go on past them."""
+    """Size of a learned position table (GPT-2, OPT); None if positions are computed, so that texts may be longer."""
     decoder = model.get_decoder()
     words = model.get_input_embeddings()
     tables = [
@@ -32,9 +32,9 @@ def learned_positions(model: PreTrainedModel) -> int | None:
 
 
 def moving_rotary(model: PreTrainedModel) -> torch.nn.Module | None:
-    """The rotary embedding, where its angles depend on the length of the text (dynamic NTK, longrope)."""
+    """The rotary embedding if its angles depend on the length of the text, else None."""
     rotary = getattr(model.get_decoder(), "rotary_emb", None)
-    return rotary if rotary is not None and moves(model.config.get_text_config(decoder=True)) else None
+    return rotary if rotary is not None and varies_with_length(model.config.get_text_config(decoder=True)) else None
 
 
 @contextmanager
@@ -60,20 +60,20 @@ def _held(rotary: torch.nn.Module, lengths: Sequence[int]) -> Iterator[None]:
 
 
 def held(rotary: torch.nn.Module | None, lengths: Sequence[int | None]) -> Any:
-    """A context in which each batch row's angles are those of a text of its own length, whatever is read with it.
+    """A context in which the angles of each sequence of a batch are those of a text of its own length.
 
     Args:
-        rotary: of `moving_rotary`; None changes nothing.
-        lengths: tokens of the whole text, for every batch row.
+        rotary: from `moving_rotary`; with None nothing is done.
+        lengths: tokens of the whole text, prompt and answer, of each sequence.
     """
     if rotary is None:
         return nullcontext()
     known = [length for length in lengths if length is not None]
-    assert len(known) == len(lengths), "a model whose rotation depends on the length must be told it"
+    assert len(known) == len(lengths), "a model whose rotation depends on the length needs one for every sequence"
     return _held(rotary, known)
 
 
 def _forget(rotary: torch.nn.Module) -> None:
-    """Have dynamic NTK compute its angles anew: it only ever lets them grow."""
+    """Reset the cached length of dynamic NTK, which otherwise never computes angles for a shorter text again."""
     for name in [name for name in vars(rotary) if name.endswith(_CACHED)]:
         setattr(rotary, name, 0)

@@ -1,6 +1,6 @@
-"""Whether stored keys can be turned back: a rotary embedding, tried on the model itself; it knows no stack and no policy.
+"""Checks on the model itself that the rotation of stored keys can be undone.
 
-Families rotate only some layers, or scale and normalize keys after the rotation; no setting tells them all.
+Some families rotate only some layers, or scale or normalize keys after the rotation, and no setting says so.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from harness.kv.shape import ModelShape
 from harness.stages.protocols import Needs
 
 TOKENS, SHIFT = 6, 7
-NEAR = 0.05  # of the largest key: above what bf16 layers lose, below what a wrong angle changes
+NEAR = 0.05  # relative to the largest key: above the error of bf16 layers, below that of a wrong angle
 
 Ropes = tuple[LayerRope | None, ...]
 
 
 @torch.inference_mode()
-def tried(
-    model: PreTrainedModel, shape: ModelShape, groups: Sequence[tuple[int, ...]], ropes: Ropes, moves: bool
+def checked_ropes(
+    model: PreTrainedModel, shape: ModelShape, groups: Sequence[tuple[int, ...]], ropes: Ropes, irreversible: bool
 ) -> tuple[Ropes, bool]:
-    """Ropes that give the same keys back wherever a text starts; None for layers that rotate nothing; and whether some cannot.
+    """(ropes, None for layers without rotation or with one we cannot undo; whether there are layers of the latter kind).
 
-    Attention sees distances only, so the keys of one text at two places differ by their rotation alone.
+    RoPE attention depends on distances only, so the keys of one text at two start positions differ by their rotation alone:
+    un-rotated they must be equal.
     """
-    if all(rope is None for rope in ropes) or model.device.type == "meta":  # without weights there is nothing to try
-        return ropes, moves
+    if all(rope is None for rope in ropes) or model.device.type == "meta":  # no weights to run
+        return ropes, irreversible
     places = torch.arange(TOKENS, device=model.device) + torch.tensor([[0], [SHIFT]], device=model.device)
     run = Forward(
         shape=shape,
@@ -57,8 +58,8 @@ def tried(
         still = _near(here, there, here)
         true = rope is not None and _near(rope.unrotate(here, places[0]), rope.unrotate(there, places[1]), here)
         found.append(None if still or not true else rope)
-        moves |= not still and not true
-    return tuple(found), moves
+        irreversible |= not still and not true
+    return tuple(found), irreversible
 
 
 def _near(a: Tensor, b: Tensor, size: Tensor) -> bool:

@@ -1,4 +1,7 @@
-"""One batch row's cache over all layers: append after a forward, compress between forwards. It knows no model and no text."""
+"""The sequence cache: what one request holds over all layers. Tokens are added after a forward and evicted between forwards.
+
+Immutable: every method returns a new cache that shares unchanged tensors.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +18,28 @@ from harness.kv.head_group import HeadGroup, Slot, of_heads
 from harness.kv.memory import codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.kv.token_store import TokenStore, own
-from harness.kv.view import part_view
-from harness.stages.encoded import Heads
+from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
+from harness.kv.view import head_group_view
 from harness.stages.keep import Choice
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
-from harness.types import KV, Bytes
-
-PART_ELEMENTS = 1 << 26  # most key elements of one part when it is made: encoding needs a few fp32 copies of it
+from harness.types import Bytes
 
 
 @dataclass(frozen=True)
 class SequenceCache:
-    """The stored parts, the tokens seen, and the rows a layer and head may hold (None: no limit).
+    """Head groups (layers of one shape that hold equally many tokens share one), and what the next eviction needs.
 
-    Layers of one shape that hold as many rows lie in one part. reading: the context is not yet complete (phase chunked evicts
-    only until then). evicted_at: tokens seen when rows were last evicted. unrotated: keys are stored without rotation.
-    even: whether all layers were given as many rows when some were last evicted (None: none were).
-    length: tokens of the whole text, prompt and answer, where the model's rotation depends on it; else None.
+    seen: tokens fed so far. budget: tokens per layer and head (None: no limit). seed: of the example, for scorers.
+    ropes: RoPE of each layer, None where there is none.
+    reading: the context is not complete yet (phase chunked evicts only until then). evicted_at: `seen` at the last eviction.
+    even: whether all layers had the same budget at the last eviction (None: no eviction yet).
+    length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
     """
 
     shape: ModelShape
     stack: Stack
-    parts: tuple[HeadGroup, ...]
+    head_groups: tuple[HeadGroup, ...]
     seen: int
     budget: int | None = None
     seed: int = 0
@@ -57,33 +58,33 @@ class SequenceCache:
         seed: int = 0,
         ropes: tuple[LayerRope | None, ...] = (),
     ) -> SequenceCache:
-        """A row that has seen nothing; under a stack (its budget already solved) it compresses from the first token on."""
+        """An empty cache; with a stack, whose budget is already solved, it compresses from the first token on."""
         return cls(shape, stack or Stack(), (), 0, budget, seed, ropes, reading=True)
 
     @cached_property
     def slots(self) -> dict[int, tuple[Slot, ...]]:
-        """For each layer the parts that store its heads, in their order."""
+        """For each layer where its heads are stored, in the order of the heads."""
         found: dict[int, tuple[Slot, ...]] = {}
-        for part in self.parts:
-            for layer in part.heads.layers:
-                found[layer] = (*found.get(layer, ()), Slot(part, part.slot(layer)))
+        for group in self.head_groups:
+            for layer in group.heads.layers:
+                found[layer] = (*found.get(layer, ()), Slot(group, group.slot(layer)))
         return found
 
     @property
     def unrotated(self) -> bool:
-        """Whether keys wait to be rotated to their place in the cache."""
+        """Whether keys are stored without rotation, and rotated by their index in the cache when they are read."""
         return self.stack.positions == "cache"
 
     @property
     def next_position(self) -> int:
-        """Position at which the next token is fed: as many as were seen, or the next place in the cache."""
-        if not (self.unrotated and self.parts and self.shape.full_layers):
+        """Position of the next token: the number of tokens seen, or of tokens held (positions=cache)."""
+        if not (self.unrotated and self.head_groups and self.shape.full_layers):
             return self.seen
-        return self.slots[self.shape.full_layers[0]][0].part.n
+        return self.slots[self.shape.full_layers[0]][0].head_group.n
 
-    def _window(self, part: HeadGroup) -> int | None:
-        """The sliding window of a part's layers."""
-        return self.shape.layers[part.heads.layers[0]].window
+    def _window(self, group: HeadGroup) -> int | None:
+        """The sliding window of a head group's layers."""
+        return self.shape.layers[group.heads.layers[0]].window
 
     @property
     def needs(self) -> Needs:
@@ -94,167 +95,145 @@ class SequenceCache:
     def _evicts(self) -> bool:
         return self.stack.evicts_steps or (self.stack.phase == "chunked" and self.reading)
 
-    def after(self, run: Forward, row: int) -> SequenceCache:
-        """This row with the new tokens of a forward appended; nothing is evicted yet."""
-        new = [self._new(run, g, row) for g in range(len(run.groups))]
-        parts: list[HeadGroup] = []
-        if self.parts:
-            for part in self.parts:
-                g, _ = run.places[part.heads.layers[0]]
-                parts.append(part.append(of_heads(new[g], part.heads, run.groups[g]), self._sums(run, part.heads, row)))
-        else:
-            for group, kv in zip(run.groups, new, strict=True):
-                parts += self._first(run, group, kv, row)
-        slid = (self._window(part) for part in parts)
-        parts = [part if w is None else part.newest(w - 1) for part, w in zip(parts, slid, strict=True)]
-        return replace(self, parts=tuple(parts), seen=self.seen + run.lengths[row])
+    def after(self, run: Forward, member: int) -> SequenceCache:
+        """This cache with the new tokens of a forward added; nothing is evicted yet.
 
-    def _new(self, run: Forward, group: int, row: int) -> KV:
-        """The row's new K and V of a group of layers, [layers * H, L, D], as they are stored."""
-        k, v = map(own, run.rows(group, row))
-        if self.unrotated:
-            rope = self.ropes[run.groups[group][0]]
-            assert rope is not None
-            k = rope.unrotate(k, torch.arange(run.start(row), run.start(row) + k.shape[1], device=k.device))
-        pos = torch.arange(self.seen, self.seen + k.shape[1], dtype=torch.int32, device=k.device).expand(k.shape[0], -1)
-        return KV(k, v, pos)
+        member: which sequence of the batch this is, here and in the methods below.
+        """
+        ropes = [self._unrotates(layers[0]) for layers in run.groups]
+        new = [new_tokens(run, g, member, self.seen, rope) for g, rope in enumerate(ropes)]
+        groups: list[HeadGroup] = []
+        for group in self.head_groups:
+            g, _ = run.places[group.heads.layers[0]]
+            groups.append(group.append(of_heads(new[g], group.heads, run.groups[g]), recorded_sums(run, group.heads, member)))
+        if not groups:
+            keep = self.stack.keep
+            sums = (run, member) if self._evicts and keep is not None and keep.scorer.keeps_state else None
+            for layers, kv in zip(run.groups, new, strict=True):
+                groups += first_groups(self.shape, self.stack, layers, kv, run.dtype, sums=sums)
+        windows = (self._window(group) for group in groups)
+        groups = [group if w is None else group.newest(w - 1) for group, w in zip(groups, windows, strict=True)]
+        return replace(self, head_groups=tuple(groups), seen=self.seen + run.lengths[member])
 
-    def _first(self, run: Forward, group: tuple[int, ...], kv: KV, row: int) -> list[HeadGroup]:
-        """New parts of a group's layers, each of a bounded size, over tensors that hold nothing else."""
-        k, v = kv.k_HND, kv.v_HND
-        heads, window = self.shape.layers[group[0]].heads, self.shape.layers[group[0]].window
-        stack = self.stack if window is None else Stack()
-        view = run.dtype if stack.read == "cached" else None
-        many = max(1, PART_ELEMENTS // max(1, k[:heads].numel()))  # layers in a part
-        parts = []
-        for at in range(0, len(group), many):
-            chosen = Heads(group[at : at + many], 0, heads)
-            here = slice(at * heads, at * heads + chosen.n)
-            sides = (TokenStore.of(x[here], codec, view, chosen) for x, codec in ((k, stack.keys), (v, stack.values)))
-            keeps = self._evicts and stack.keep is not None and stack.keep.scorer.keeps_state
-            sums = self._sums(run, chosen, row) if keeps else None
-            parts.append(HeadGroup(chosen, next(sides), next(sides), None, sums))
-        return parts
+    def _unrotates(self, layer: int) -> LayerRope | None:
+        """The RoPE to undo before a layer's keys are stored; None if they are stored as they are."""
+        if not self.unrotated:
+            return None
+        rope = self.ropes[layer]
+        assert rope is not None
+        return rope
 
-    def _sums(self, run: Forward, heads: Heads, row: int) -> Tensor | None:
-        sums = Stats.join([run.stats[layer][row] for layer in heads.layers]).column_sums_HN
-        return None if sums is None else own(sums)  # those of a batch are summed in one tensor
+    def settled(self, run: Forward, member: int) -> SequenceCache:
+        """This cache back at its budget, if its phase evicts after this forward."""
+        return self.evicted(self.choices(run, member))
 
-    def settled(self, run: Forward, row: int) -> SequenceCache:
-        """This row back at its budget, if its phase evicts after this forward."""
-        return self.evicted(self.choices(run, row))
-
-    def choices(self, run: Forward, row: int) -> list[Choice] | None:
-        """What stays after this forward; None where the phase evicts nothing then."""
+    def choices(self, run: Forward, member: int) -> list[Choice] | None:
+        """The tokens that stay after this forward; None if the phase does not evict now."""
         if not self._evicts or self.seen - self.evicted_at < self.stack.every:
             return None
-        return self._choose({i: run.stats[i][row] for i in self.shape.full_layers}, rotated=not self.unrotated)
+        return self._choose({i: run.stats[i][member] for i in self.shape.full_layers}, rotated=not self.unrotated)
 
     def read(self) -> SequenceCache:
-        """This row at the end of its context: what only reading the context needed is dropped."""
+        """This cache at the end of its context: scorer state that only phase chunked needed is dropped."""
         if not self.reading or self.stack.evicts_steps:
             return replace(self, reading=False)
-        return replace(self, reading=False, parts=tuple(replace(part, sums_HN=None) for part in self.parts))
+        return replace(self, reading=False, head_groups=tuple(replace(group, sums_HN=None) for group in self.head_groups))
 
     def compress(self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype) -> SequenceCache:
-        """This exact row under a stack: all layers at once, after the context. `dtype` is that of a decoded view.
+        """This exact cache compressed by a stack, all layers at once, after the context.
 
-        stats: those of every layer. Raises UserError when the stack's budget is too small for this context.
+        stats: of every layer. dtype: of a decoded copy, for stacks that keep one. UserError if the budget is too small.
         """
         budget = solve_budget(stack, self.shape, self.seen, self.itemsize)
         out = replace(self, stack=stack, budget=budget, seed=seed, reading=False)
         if not stack.compresses:
             return out
         if stack.keeps_state:
-            out = replace(out, parts=tuple(part.with_sums(stats) for part in self.parts))
+            out = replace(out, head_groups=tuple(group.with_sums(stats) for group in self.head_groups))
         if budget is not None:
             out = out.evicted(out._choose(dict(enumerate(stats)), rotated=True))
-        return replace(out, parts=tuple(out._encoded(part, dtype) for part in out.parts))
-
-    def _encoded(self, part: HeadGroup, dtype: torch.dtype) -> HeadGroup:
-        """The exact rows of a part as the stack stores them; sliding layers keep their own rule, but for the rotation."""
-        window = self._window(part)
-        stack = self.stack if window is None else Stack()
-        view = dtype if stack.read == "cached" else None
-        k, v = part.keys.exact(), part.values.exact()
-        if self.unrotated:
-            rope, pos = self.ropes[part.heads.layers[0]], part.positions(self.seen)
-            assert rope is not None
-            k = rope.unrotate(k, pos[0] if part.pos_HN is None else pos)
-        keys, values = (TokenStore.of(x, codec, view, part.heads) for x, codec in ((k, stack.keys), (v, stack.values)))
-        return replace(part, keys=keys, values=values)
+        groups = (
+            stored(group, self.shape, stack, self.seen, out._unrotates(group.heads.layers[0]), dtype)
+            for group in out.head_groups
+        )
+        return replace(out, head_groups=tuple(groups))
 
     def _choose(self, stats: dict[int, Stats], *, rotated: bool) -> list[Choice]:
-        """The budget's rows in every full layer; layers that hold no more than it have no choice."""
+        """The tokens that stay in every full layer; layers within their budget have no Choice."""
         keep, budget = self.stack.keep, self.budget
         assert keep is not None and budget is not None
         ropes = self.ropes or (None,) * len(self.shape.layers)
-        views = [part_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed]
+        views = [
+            head_group_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed
+        ]
         return keep.choose(views, budget)
 
     def evicted(self, choices: Sequence[Choice] | None) -> SequenceCache:
-        """This row with only what was chosen, in the layers that have a choice; itself where nothing was to be chosen."""
+        """This cache with the chosen tokens only, in layers that have a Choice; itself if choices is None."""
         if choices is None:
             return self
-        parts: list[HeadGroup] = []
-        for part in self.parts:
-            left = list(part.heads.layers)
+        groups: list[HeadGroup] = []
+        for group in self.head_groups:
+            left = list(group.heads.layers)
             for choice in choices:
-                mine = tuple(layer for layer in choice.layers if layer in part.heads.layers)
+                mine = tuple(layer for layer in choice.layers if layer in group.heads.layers)
                 if mine:
-                    parts.append(part.take(choice.index_HM, self.seen, mine, choice.head))
+                    groups.append(group.take(choice.index_HM, self.seen, mine, choice.head))
                     left = [layer for layer in left if layer not in mine]
             if left:
-                parts.append(part.rest(tuple(left)))
+                groups.append(group.rest(tuple(left)))
         if not choices:
             return replace(self, evicted_at=self.seen)
-        all_given = {layer for choice in choices for layer in choice.layers} == set(self.shape.full_layers)
-        even = all_given and len({choice.share for choice in choices}) == 1
-        # Parts may be slices of one tensor: now that they hold different rows, each must let go of the others'.
-        return replace(self, parts=tuple(part.owned() for part in parts), evicted_at=self.seen, even=even)
+        everywhere = {layer for choice in choices for layer in choice.layers} == set(self.shape.full_layers)
+        even = everywhere and len({choice.share for choice in choices}) == 1
+        # Head groups may be slices of one tensor: now each needs its own, so that evicted tokens free memory.
+        return replace(self, head_groups=tuple(group.owned() for group in groups), evicted_at=self.seen, even=even)
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element in the cache dtype."""
-        return self.parts[0].keys.tail_HND.element_size()
+        return self.head_groups[0].keys.tail_HND.element_size()
 
     def held(self) -> list[list[int]]:
-        """Rows held, per layer and KV head."""
-        return [[slot.part.n for slot in self.slots[i] for _ in range(slot.part.heads.each)] for i in sorted(self.slots)]
+        """Tokens held, per layer and KV head."""
+        return [
+            [slot.head_group.n for slot in self.slots[i] for _ in range(slot.head_group.heads.each)] for i in sorted(self.slots)
+        ]
 
     @property
     def size(self) -> int:
-        """Rows held, over all layers and KV heads."""
-        return sum(part.n * part.heads.n for part in self.parts)
+        """Tokens held, summed over layers and KV heads."""
+        return sum(group.n * group.heads.n for group in self.head_groups)
 
     def kept_positions(self) -> list[list[Tensor]]:
-        """Original positions held, per layer and KV head."""
-        places = {id(part): part.positions(self.seen) for part in self.parts}
-        return [[p for slot in self.slots[i] for p in places[id(slot.part)][slot.at]] for i in sorted(self.slots)]
+        """Original positions of the tokens held, per layer and KV head."""
+        return [
+            [p for slot in self.slots[i] for p in slot.head_group.positions(self.seen)[slot.at]] for i in sorted(self.slots)
+        ]
 
     def bytes(self) -> Bytes:
-        """What this row alone holds, a prefix that it shares included."""
-        return measure(kind_tensor for part in self.parts for kind_tensor in part.tensors())
+        """Bytes of all its tensors, including those shared with other caches."""
+        return measure(kind_tensor for group in self.head_groups for kind_tensor in group.tensors())
 
     @property
     def _compressed(self) -> list[HeadGroup]:
-        """The parts of layers that the stack acts on."""
-        return [part for part in self.parts if self._window(part) is None]
+        """The head groups of full layers, on which the stack acts."""
+        return [group for group in self.head_groups if self._window(group) is None]
 
     def touched(self) -> int:
-        """Rows of full layers that were evicted or are stored otherwise than they were, over layers and KV heads."""
+        """Tokens of full layers that were evicted or are not stored exactly, summed over layers and KV heads."""
         return touched(self._compressed, self.seen)
 
     @property
     def storage(self) -> str:
-        """Packed, or simulated where numbers changed and no byte was saved."""
+        """The record's `storage`: "simulated" if a codec changed numbers and saved no bytes, else "packed"."""
         return storage(self._compressed)
 
     @property
     def layer_budget(self) -> str | None:
-        """How rows were really divided over layers, and in brackets what was asked for where that was something else."""
+        """The record's `layer_budget`: how the budget was divided over layers, and what was asked for if that differs."""
         return self.stack.keep.divided(even=self.even is not False) if self.stack.keep else None
 
     def codec_info(self) -> dict[str, Any]:
-        """What the record says of how keys and values are stored."""
-        return codec_info(self.stack, self.parts)
+        """The record's `codec_info`: how keys and values are stored."""
+        return codec_info(self.stack, self.head_groups)

@@ -1,6 +1,6 @@
-"""Keys or values of some heads as they are stored: exact first rows, encoded chunks, exact newest rows. It knows no policy.
+"""Token stores: keys or values of a head group, as exact first tokens, encoded chunks and exact newest tokens.
 
-Sides are never changed in place: every method returns a new one that shares what it did not touch, so forks are cheap.
+Immutable: every method returns a new store that shares unchanged tensors, so copying a cache is cheap.
 """
 
 from __future__ import annotations
@@ -14,41 +14,46 @@ from torch import Tensor
 from harness.errors import UserError
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
-from harness.stages.encoded import Encoded, Heads, RowIndex
+from harness.stages.encoded import Encoded, Heads, TokenIndex
 
 ALL = slice(None)
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """Keys or values of some heads: the codec's exact sinks, encoded chunks (oldest first), then exact tail rows.
+    """Keys or values of H heads, [H, N, D] when decoded: exact sinks, then encoded chunks (oldest first), then the exact tail.
 
-    The first chunk is the compressed context and is never copied again; later rows are collected in a second one.
-    view: a decoded copy of the chunks, in the dtype of attention, when the stack reads from a cache of decoded rows.
-    written: elements encoded so far. changed: whether any of them was found to decode to another number.
+    The first chunk is the compressed context and is not copied again; later tokens are collected in a second one.
+    decoded_HND: decoded copy of the chunks in the dtype of attention, under read=cached.
+    written: elements encoded so far. changed: whether any of them decodes to another number than it was.
     """
 
     codec: Codec
     chunks: tuple[Encoded, ...]
     tail_HND: Tensor
-    view_HND: Tensor | None = None
+    decoded_HND: Tensor | None = None
     written: int = 0
-    first_HND: Tensor | None = None  # None where the codec has no sinks
+    first_HND: Tensor | None = None  # None if the codec has no sinks
     changed: bool = False
 
     @classmethod
     def of(cls, x_HND: Tensor, codec: Codec, view_dtype: torch.dtype | None, heads: Heads | None = None) -> TokenStore:
-        """Store rows: those that the codec does not keep exact are encoded. heads: whose they are, for its constants."""
+        """Store x: tokens that the codec does not keep exact are encoded.
+
+        view_dtype: of a decoded copy, None without one. heads: the heads of x, for the codec's constants.
+        """
         empty = x_HND.new_empty(x_HND.shape[0], 0, x_HND.shape[2])
-        view = None if view_dtype is None else empty.to(view_dtype)
-        return cls(codec, (), empty, view, 0, empty if codec.sinks else None).append(x_HND, heads)
+        decoded = None if view_dtype is None else empty.to(view_dtype)
+        return cls(codec, (), empty, decoded, 0, empty if codec.sinks else None).append(x_HND, heads)
 
     @property
     def n_first(self) -> int:
+        """Exact first tokens."""
         return 0 if self.first_HND is None else int(self.first_HND.shape[1])
 
     @property
     def n_encoded(self) -> int:
+        """Encoded tokens."""
         n = 0
         for chunk in self.chunks:
             n += chunk.n
@@ -56,40 +61,41 @@ class TokenStore:
 
     @property
     def n(self) -> int:
+        """Tokens per head."""
         return self.n_first + self.n_encoded + int(self.tail_HND.shape[1])
 
     @property
     def clipped(self) -> int:
-        """Elements that the code range could not hold."""
+        """Encoded elements that were outside the code range."""
         return int(sum(chunk.clipped for chunk in self.chunks))
 
     def append(self, x_HND: Tensor, heads: Heads | None = None) -> TokenStore:
-        """Add rows; they leave the tail once there are enough that are older than the residual, whatever the calls were."""
+        """Add tokens to the tail, and encode the oldest of it once the codec says so: the same however calls are chunked."""
         if self.first_HND is not None and (missing := self.codec.sinks - self.n_first):
             first = torch.cat((self.first_HND, x_HND[:, :missing]), 1)
             rest = x_HND[:, missing:].clone()
             return replace(self, first_HND=first).append(rest, heads) if rest.shape[1] else replace(self, first_HND=first)
-        rows = torch.cat((self.tail_HND, x_HND), 1) if self.tail_HND.shape[1] else x_HND
-        ready = self.codec.leaving(rows.shape[1], self.n_encoded)
+        tail = torch.cat((self.tail_HND, x_HND), 1) if self.tail_HND.shape[1] else x_HND
+        ready = self.codec.leaving(tail.shape[1], self.n_encoded)
         if not ready:
-            return replace(self, tail_HND=rows)
-        whole = ready == rows.shape[1]
-        old = rows if whole else rows[:, :ready].clone(memory_format=torch.contiguous_format)
+            return replace(self, tail_HND=tail)
+        whole = ready == tail.shape[1]
+        old = tail if whole else tail[:, :ready].clone(memory_format=torch.contiguous_format)
         codec, new = self._encode(old, heads or Heads((0,), 0, len(old)))
         chunks = (*self.chunks[:1], self.chunks[1].cat(new)) if len(self.chunks) > 1 else (*self.chunks, new)
-        view = self.view_HND
-        if view is not None:
-            fresh = view.new_empty(view.shape[0], new.n, view.shape[2])
+        decoded = self.decoded_HND
+        if decoded is not None:
+            fresh = decoded.new_empty(decoded.shape[0], new.n, decoded.shape[2])
             codec.decode(new, fresh)
-            view = torch.cat((view, fresh), 1)
-        tail = rows.new_empty(rows.shape[0], 0, rows.shape[2]) if whole else rows[:, ready:].clone()
+            decoded = torch.cat((decoded, fresh), 1)
+        rest = tail.new_empty(tail.shape[0], 0, tail.shape[2]) if whole else tail[:, ready:].clone()
         changed = self.changed or _changes(codec, new, old)
-        return TokenStore(codec, chunks, tail, view, self.written + old.numel(), self.first_HND, changed)
+        return TokenStore(codec, chunks, rest, decoded, self.written + old.numel(), self.first_HND, changed)
 
     def _encode(self, x_HND: Tensor, heads: Heads) -> tuple[Codec, Encoded]:
-        """The codec, fitted by the first rows that it gets, and the encoded rows.
+        """(codec, fitted if these are its first tokens; the encoded tokens).
 
-        A codec gets a copy: the rows may still be those of the exact prefix, which other stacks read.
+        The codec gets a copy, as x may belong to the exact prefill that other stacks read.
         """
         codec, given = self.codec, x_HND if type(self.codec) is Exact else x_HND.clone()
         codec = codec if self.chunks else codec.fit(given, heads)
@@ -98,20 +104,22 @@ class TokenStore:
         return codec, new
 
     def read(self, dtype: torch.dtype, heads: slice = ALL) -> Tensor:
-        """All rows of these heads [H, N, D] in `dtype`."""
+        """All tokens of these heads, decoded, [H, N, D] in `dtype`."""
         tail = self.tail_HND[heads]
         out = torch.empty(tail.shape[0], self.n, tail.shape[2], dtype=dtype, device=tail.device)
         self.write_to(out, heads)
         return out
 
     def write_to(self, out_HND: Tensor, heads: slice = ALL) -> None:
-        """Decode all rows of these heads into out_HND, in its dtype."""
+        """Decode all tokens of these heads into out_HND, in its dtype."""
         at = self.n_first
         if self.first_HND is not None:
             out_HND[:, :at] = self.first_HND[heads]
-        if self.view_HND is not None and self.view_HND.dtype == out_HND.dtype:  # in another dtype it would be rounded twice
-            out_HND[:, at : at + self.view_HND.shape[1]] = self.view_HND[heads]
-            at += self.view_HND.shape[1]
+        if (
+            self.decoded_HND is not None and self.decoded_HND.dtype == out_HND.dtype
+        ):  # in another dtype it would be rounded twice
+            out_HND[:, at : at + self.decoded_HND.shape[1]] = self.decoded_HND[heads]
+            at += self.decoded_HND.shape[1]
         else:
             for chunk in self.chunks:
                 found = chunk if heads == ALL else chunk.heads(heads.start, heads.stop)
@@ -122,54 +130,54 @@ class TokenStore:
             out_HND[:, at:] = self.tail_HND[heads]
 
     def newest_encoded(self, n: int, dtype: torch.dtype) -> Tensor:
-        """The last n encoded rows [H, n, D], all of the newest chunk, decoded to `dtype`."""
+        """The last n encoded tokens [H, n, D] (all in the newest chunk), decoded to `dtype`."""
         chunk, tail = self.chunks[-1], self.tail_HND
         out = torch.empty(tail.shape[0], n, tail.shape[2], dtype=dtype, device=tail.device)
         self.codec.decode(chunk if n == chunk.n else chunk.newest(n), out)
         return out
 
     def exact(self) -> Tensor:
-        """The rows of an exact side in the cache dtype; the very tensor when it is in one piece."""
+        """Tokens of a store with codec Exact, [H, N, D] in the cache dtype; not a copy if there is one chunk."""
         assert not self.codec.lossy and not self.tail_HND.shape[1]
-        rows = [chunk.payload["rows"] for chunk in self.chunks]
-        return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+        chunks = [chunk.payload["tokens"] for chunk in self.chunks]
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks, 1)
 
-    def take(self, index_HM: Tensor, rows: RowIndex) -> TokenStore:
-        """Copy the rows index_HM; UserError when they cut into the exact ones (a layer's own budget may be small).
+    def take(self, index_HM: Tensor, chosen: TokenIndex) -> TokenStore:
+        """Copy the tokens index_HM; UserError if exact first or newest tokens are not all among them.
 
-        rows: the same as a flat index, for a side without exact rows.
+        chosen: the same index, with the heads it is for.
         """
         n_tail, n_first = int(self.tail_HND.shape[1]), self.n_first
         if n_tail or n_first:
             self._check_exact(index_HM, n_first, n_tail)
-            rows = RowIndex(index_HM[:, n_first : index_HM.shape[1] - n_tail] - n_first, rows.heads)
-        view = None if self.view_HND is None else rows.of(self.view_HND)
-        codec = self.codec if rows.heads is None else self.codec.of_heads(rows.heads)
-        chunks = (_one_copy(self.chunks[0].take(rows, *self.chunks[1:]), codec),) if self.chunks else ()
-        first = None if self.first_HND is None else rows.of_heads(self.first_HND)
-        return TokenStore(codec, chunks, rows.of_heads(self.tail_HND), view, self.written, first, self.changed)
+            chosen = TokenIndex(index_HM[:, n_first : index_HM.shape[1] - n_tail] - n_first, chosen.heads)
+        decoded = None if self.decoded_HND is None else chosen.of(self.decoded_HND)
+        codec = self.codec if chosen.heads is None else self.codec.of_heads(chosen.heads)
+        chunks = (_one_copy(self.chunks[0].take(chosen, *self.chunks[1:]), codec),) if self.chunks else ()
+        first = None if self.first_HND is None else chosen.of_heads(self.first_HND)
+        return TokenStore(codec, chunks, chosen.of_heads(self.tail_HND), decoded, self.written, first, self.changed)
 
     def owned(self) -> TokenStore:
-        """The same in storages that hold nothing else: a view of a larger one would keep all of that alive."""
-        first, view = (None if x is None else own(x) for x in (self.first_HND, self.view_HND))
+        """The same in storages of their own size: a view would keep all of a larger storage alive."""
+        first, decoded = (None if x is None else own(x) for x in (self.first_HND, self.decoded_HND))
         chunks = tuple(chunk.map(own) for chunk in self.chunks)
-        return replace(self, chunks=chunks, tail_HND=own(self.tail_HND), first_HND=first, view_HND=view)
+        return replace(self, chunks=chunks, tail_HND=own(self.tail_HND), first_HND=first, decoded_HND=decoded)
 
     def _check_exact(self, index_HM: Tensor, n_first: int, n_tail: int) -> None:
         kept, device = index_HM.shape[1], index_HM.device
         enough = kept >= n_first + n_tail
         if not enough or not bool((index_HM[:, kept - n_tail :] == torch.arange(self.n - n_tail, self.n, device=device)).all()):
             raise UserError(
-                f"keep would evict from the {n_tail} exact newest rows of codec {self.codec.name}: raise keep.recent or the "
+                f"keep would evict from the {n_tail} exact newest tokens of codec {self.codec.name}: raise keep.recent or the "
                 "budget of the smallest layer, or lower the codec's residual"
             )
         if not bool((index_HM[:, :n_first] == torch.arange(n_first, device=device)).all()):
             raise UserError(
-                f"keep would evict from the {n_first} exact first rows of codec {self.codec.name}: raise keep.sinks"
+                f"keep would evict from the {n_first} exact first tokens of codec {self.codec.name}: raise keep.sinks"
             )
 
     def encoded_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(byte kind, tensor) of the encoded rows, and of constants that they or the codec hold."""
+        """(byte kind, tensor) of the encoded tokens, and of constants of the chunks or the codec."""
         shared: dict[int, Tensor] = {}
         for chunk in self.chunks:
             yield from (("payload", t) for t in chunk.payload.values())
@@ -180,22 +188,22 @@ class TokenStore:
         yield from (("metadata", t) for t in shared.values())
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(byte kind, tensor) of everything held."""
+        """(byte kind, tensor) of all tensors."""
         yield from self.encoded_tensors()
         yield "tail" if self.codec.lossy else "payload", self.tail_HND
         if self.first_HND is not None:
             yield "tail", self.first_HND
-        if self.view_HND is not None:
-            yield "scratch", self.view_HND
+        if self.decoded_HND is not None:
+            yield "scratch", self.decoded_HND
 
 
 def own(x: Tensor) -> Tensor:
-    """X in a storage of its own size; x itself where it has one."""
+    """A copy of x in a storage of its own size; x itself if it has one."""
     return x if x.untyped_storage().nbytes() == x.numel() * x.element_size() else x.clone()
 
 
 def constants(codec: Codec) -> dict[str, Tensor]:
-    """Tensors that a fitted codec holds by name, those of a codec inside it too."""
+    """Tensor attributes of a fitted codec by name, including those of a codec inside it."""
     found: dict[str, Tensor] = {}
     for name, value in getattr(codec, "__dict__", {}).items():
         if isinstance(value, Tensor):
@@ -206,14 +214,14 @@ def constants(codec: Codec) -> dict[str, Tensor]:
 
 
 def _one_copy(chunk: Encoded, codec: Codec) -> Encoded:
-    """A chunk that was cut by heads, with the constants of its codec, cut likewise, in place of equal copies of them."""
+    """The chunk with its shared constants replaced by the codec's equal tensors, so that they are stored once."""
     held = constants(codec).values()
     same = {name: h for name, t in chunk.shared.items() for h in held if h.dtype == t.dtype and torch.equal(h, t)}
     return replace(chunk, shared={**chunk.shared, **same})
 
 
 def _changes(codec: Codec, new: Encoded, exact_HND: Tensor) -> bool:
-    """Whether any row decodes to another number than it was: one head at a time, up to the first one that does."""
+    """Whether any number decodes to another one; checked head by head, to bound memory, until one does."""
     if type(codec) is Exact:
         return False
     for h in range(len(exact_HND)):
@@ -226,13 +234,13 @@ def _changes(codec: Codec, new: Encoded, exact_HND: Tensor) -> bool:
 
 
 def _check_encoded(new: Encoded, codec: Codec, heads: int, n: int) -> None:
-    """A tensor without its own axis of heads and tokens would be cut or joined wrongly later, without a word."""
-    wanted = sorted({n, n // codec.block})
+    """ValueError if a codec's tensors lack axes of heads and tokens: they would be indexed wrongly later."""
+    lengths = sorted({n, n // codec.block})
     for name, tensor in {**new.payload, **new.metadata}.items():
-        if tensor.shape[0] != heads or tensor.shape[1] not in wanted or new.n != n:
+        if tensor.shape[0] != heads or tensor.shape[1] not in lengths or new.n != n:
             raise ValueError(
-                f"codec {codec.name} encoded {n} rows of {heads} heads (Encoded.n={new.n}) with {name!r} of shape "
-                f"{tuple(tensor.shape)}: its first two axes must be heads ({heads}) and tokens or blocks ({wanted})"
+                f"codec {codec.name} encoded {n} tokens of {heads} heads (Encoded.n={new.n}) with {name!r} of shape "
+                f"{tuple(tensor.shape)}: its first two axes must be heads ({heads}) and tokens or blocks ({lengths})"
             )
     for name, tensor in new.shared.items():
         if tensor.shape[0] != heads:

@@ -1,11 +1,11 @@
-"""How answers are chosen, said in a line: greedily from raw logits, whatever a model's generation settings ask for."""
+"""A line for records: answers are chosen greedily from raw logits; generation settings of the model that are ignored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# What changes no token that greedy decoding takes, or is decided elsewhere: end tokens, lengths, caches, what is returned.
+# Settings that change no token of greedy decoding, or that the harness sets itself: end tokens, lengths, caches, outputs.
 _NO_MATTER = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length", "max_new_tokens"),
     *("transformers_version", "_from_model_config", "use_cache", "cache_implementation", "cache_config", "max_cache_len"),
@@ -25,7 +25,7 @@ _NEUTRAL = {
 
 
 def decoding(settings: Mapping[str, Any]) -> str:
-    """`greedy`, and the generation settings that would choose other tokens, none of which is honoured."""
+    """`greedy`, then the generation settings that would choose other tokens: all are ignored."""
     without = set(_NO_MATTER)
     without |= set() if settings.get("do_sample") else set(_OF_SAMPLING)
     without |= set() if (settings.get("num_beams") or 1) > 1 else set(_OF_BEAMS)

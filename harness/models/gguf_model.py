@@ -1,9 +1,8 @@
-"""A llama-type GGUF file turned into a transformers directory: config, weights, tokenizer, all beside one another.
+"""Conversion of a llama-type GGUF file to a transformers directory: config, weights, tokenizer.
 
-It does not know where the file came from or where the directory is kept. Conversion dequantizes to float32, which holds
-every value of a block-quantized file exactly, and undoes GGUF's own order of the rotary rows of Q and K.
-Written out here rather than left to `from_pretrained(gguf_file=)`, which gives such a model the wrong BOS and EOS,
-needs a further package, and cannot always be saved again.
+Weights are dequantized to float32, which represents every value of a block-quantized file exactly, and GGUF's order of the
+rotary rows of the Q and K weights is undone. `from_pretrained(gguf_file=)` is not used: it sets the wrong BOS and EOS for such
+models, needs a further package, and the result cannot always be saved.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 from harness.errors import UserError
 
 _CONTROL = 3  # GGUF's token type of special tokens
-_END_OF_TEXT = "<|endoftext|>"  # ends a document where the chat token ends a turn; generation stops on both
+_END_OF_TEXT = "<|endoftext|>"  # ends a document (another token ends a chat message); generation stops on both
 
 _TENSORS = {
     "attn_norm": "input_layernorm",
@@ -51,7 +50,7 @@ def convert(source: Path, directory: Path) -> None:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     for key, known in (("general.architecture", "llama"), ("tokenizer.ggml.pre", "smollm")):
         if fields.get(key) != known:
-            raise UserError(f"{source.name} has {key}={fields.get(key)!r}; this conversion knows {known!r} only")
+            raise UserError(f"{source.name} has {key}={fields.get(key)!r}; this conversion supports {known!r} only")
     tokenizer = build_tokenizer(fields)
     tensors = {name: tensor for entry in reader.tensors for name, tensor in [_tensor(entry, fields)]}
     config = _config(fields, tied="lm_head.weight" not in tensors)
@@ -110,15 +109,15 @@ def _config(fields: dict[str, Any], *, tied: bool) -> LlamaConfig:
 
 
 def _tensor(entry: Any, fields: dict[str, Any]) -> tuple[str, Tensor]:
-    """Name and float32 weights of one tensor, as transformers wants them."""
+    """Name and float32 weights of one tensor, in transformers' form."""
     weight = torch.tensor(gguf.dequantize(entry.data, entry.tensor_type), dtype=torch.float32)
-    parts = entry.name.split(".")
-    if parts[0] != "blk":
-        return f"{_OUTER[parts[0]]}.weight", weight.contiguous()
+    words = entry.name.split(".")
+    if words[0] != "blk":
+        return f"{_OUTER[words[0]]}.weight", weight.contiguous()
     heads = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
-    if parts[2] in heads:
-        weight = _rotary_halves(weight, fields[heads[parts[2]]])
-    return f"model.layers.{parts[1]}.{_TENSORS[parts[2]]}.weight", weight.contiguous()
+    if words[2] in heads:
+        weight = _rotary_halves(weight, fields[heads[words[2]]])
+    return f"model.layers.{words[1]}.{_TENSORS[words[2]]}.weight", weight.contiguous()
 
 
 def _rotary_halves(weight: Tensor, heads: int) -> Tensor:

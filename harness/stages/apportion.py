@@ -1,4 +1,4 @@
-"""Whole numbers from exact shares, their sum kept; it knows nothing of what is shared."""
+"""Rounding of exact shares to whole numbers with the same sum (largest remainders)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from math import floor
 
 
 def apportion(shares: Sequence[Fraction], total: int) -> list[int]:
-    """Shares that add up to `total`, rounded down or up so that they still do: the largest remainders are rounded up.
-
-    Of equal remainders the earlier one comes first.
-    """
+    """Round shares that add up to `total` so that they still do: the largest remainders are rounded up, ties in order."""
     assert sum(shares) == total, "shares must add up to the total"
     whole = [floor(share) for share in shares]
     order = sorted(range(len(shares)), key=lambda i: (whole[i] - shares[i], i))

@@ -1,4 +1,4 @@
-"""How many rows a stack may keep: tokens, a fraction of the context, or bytes; it knows nothing of how rows are chosen."""
+"""How many tokens a stack may keep: a number, a fraction of the context, or as many as fit into bytes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ UNITS = ("tokens", "fraction", "bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
-    """A budget. It is solved once per example, from the tokens of the compressed context, into rows per layer and KV head.
+    """A budget, solved once per example into tokens per layer and KV head (averages, if layers or heads divide it unevenly).
 
-    tokens: rows. fraction: ceil(value * context tokens), in exact decimal arithmetic. bytes: the most rows, the same in
-    every layer and head, whose stored bytes (metadata, positions and scores included) do not exceed the value.
+    unit: "tokens": the number itself. "fraction": ceil(value * tokens of the context), in exact decimal arithmetic.
+    "bytes": the most tokens, the same in every layer and head, whose stored bytes (with metadata, positions and scores) are
+    at most value.
     """
 
     unit: str = "fraction"
@@ -34,10 +35,11 @@ class Amount:
             require(whole, "keep.budget.value", self.value, f"a positive whole number of {self.unit}")
 
     def tokens(self, context: int, nbytes: Callable[[int], int]) -> int:
-        """Rows per layer and head for a context of `context` tokens; nbytes(n) predicts a store of n rows."""
+        """Tokens per layer and head for a context of `context` tokens; nbytes(n) predicts the bytes of n tokens per head."""
         if self.unit == "tokens":
             return int(self.value)
         if self.unit == "fraction":
             return ceil(Fraction(str(self.value)) * context)
-        # No bisection: bytes fall where a block fills up and is encoded, and where a whole context stores no positions.
+        # No bisection: bytes are not monotone in n. They fall when a block is full and gets encoded, and when the whole context
+        # stays, as no positions are stored then.
         return next((n for n in range(context, 0, -1) if nbytes(n) <= self.value), 0)

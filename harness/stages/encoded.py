@@ -1,4 +1,4 @@
-"""Rows in stored form and the operations every storage shares: join, cut by heads, take rows. It knows no number format."""
+"""Encoded keys or values: what a codec returns, and how it is concatenated, cut by heads and indexed by tokens."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 
-class RowIndex:
-    """Chosen rows of every head, sorted, as a flat index: whole rows are copied, which a gather over channels does not do.
+class TokenIndex:
+    """Sorted indices index_HM of M tokens of each of H heads, applied to tensors [H', N, ...].
 
-    index_HM counts over an older tensor of rows and, after it, a newer one. heads: for each of the H heads that are kept, which
-    of the tensor's heads it is; None when they are all of them.
+    An index may run over two tensors, an older and a newer one behind it. heads: which of a tensor's H' heads the H heads are;
+    None for all. Applied as one index_select over (head, token), which copies whole vectors (faster than a gather).
     """
 
     def __init__(self, index_HM: Tensor, heads: Tensor | None = None) -> None:
@@ -22,7 +22,10 @@ class RowIndex:
         self._whole: dict[tuple[int, int], bool] = {}
 
     def of(self, old: Tensor, new: Tensor | None = None) -> Tensor:
-        """Copy of the rows of old [H, N, ...] and new [H, L, ...] as [H, M, ...]; mostly all of the new ones stay."""
+        """The chosen tokens of old [H', N, ...] and, behind it, new [H', L, ...], as a copy [H, M, ...].
+
+        Fast if all new tokens stay, as they mostly do.
+        """
         if new is not None and not self._keeps_all(old.shape[1], new.shape[1]):
             old, new = torch.cat((old, new), 1), None
         out = old.flatten(0, 1).index_select(0, self._flat_index(old.shape[1])).view(*self.index_HM.shape, *old.shape[2:])
@@ -31,7 +34,7 @@ class RowIndex:
         return out
 
     def of_heads(self, x: Tensor) -> Tensor:
-        """The kept heads of x [H, ...], all their rows; x itself when they are all."""
+        """The chosen heads of x [H', ...] with all their tokens; x itself if all are chosen."""
         return x if self.heads is None else x.index_select(0, self.heads)
 
     def _flat_index(self, n: int) -> Tensor:
@@ -41,7 +44,7 @@ class RowIndex:
         return self._flat[n]
 
     def _keeps_all(self, n: int, length: int) -> bool:
-        """Whether every head keeps all `length` rows that follow the first n: then they need no index."""
+        """Whether every head keeps all `length` tokens behind the first n, so that they need no index."""
         if (n, length) not in self._whole:
             first = self.index_HM[:, -length] if length <= self.index_HM.shape[1] else self.index_HM.new_full((1,), -1)
             self._whole[n, length] = bool((first == n).all())
@@ -50,7 +53,7 @@ class RowIndex:
 
 @dataclass(frozen=True)
 class Heads:
-    """Which KV heads the rows of a tensor [H, ...] belong to: [start, stop) of every layer named, layer by layer."""
+    """The KV heads of a tensor [H, ...]: heads start .. stop - 1 of each of these layers, layer by layer."""
 
     layers: tuple[int, ...]
     start: int
@@ -69,20 +72,21 @@ class Heads:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows in stored form: every tensor has KV heads first and tokens (or blocks of tokens) second.
+    """n encoded tokens of H heads.
 
-    shared: constants of a head that all its rows share, heads first and no token axis; counted once, as metadata.
-    clipped: elements that the code range could not hold, a number or a 0-d tensor.
+    payload, metadata: tensors [H, n or n / block, ...] by name: codes, and scales or minima.
+    shared: constants of a head, [H, ...] without a token axis; counted once, as metadata.
+    clipped: number of elements outside the code range, an int or a 0-d tensor.
     """
 
     payload: Mapping[str, Tensor]
     metadata: Mapping[str, Tensor] = field(default_factory=dict)
-    n: int = 0  # rows
+    n: int = 0
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     clipped: Tensor | int = 0
 
     def cat(self, other: Encoded) -> Encoded:
-        """This and a newer chunk of the same heads."""
+        """This chunk and a newer one of the same heads, concatenated along the tokens."""
         return Encoded(
             {k: torch.cat((t, other.payload[k]), 1) for k, t in self.payload.items()},
             {k: torch.cat((t, other.metadata[k]), 1) for k, t in self.metadata.items()},
@@ -99,7 +103,7 @@ class Encoded:
         return Encoded(payload, metadata, self.n, shared, self.clipped)
 
     def newest(self, n: int) -> Encoded:
-        """Views of the last n rows, whole blocks of them."""
+        """Views of the last n tokens, n a multiple of the block."""
         payload, metadata = (
             {k: t[:, t.shape[1] - t.shape[1] * n // self.n :] for k, t in group.items()}
             for group in (self.payload, self.metadata)
@@ -107,34 +111,34 @@ class Encoded:
         return Encoded(payload, metadata, n, self.shared, self.clipped)
 
     @staticmethod
-    def stack(parts: Sequence[Encoded]) -> Encoded:
-        """Chunks of as many rows, their heads one after another."""
-        if len(parts) == 1:
-            return parts[0]
-        first = parts[0]
+    def stack(chunks: Sequence[Encoded]) -> Encoded:
+        """Chunks of equally many tokens, concatenated along the heads."""
+        if len(chunks) == 1:
+            return chunks[0]
+        first = chunks[0]
         return Encoded(
-            {k: torch.cat([p.payload[k] for p in parts]) for k in first.payload},
-            {k: torch.cat([p.metadata[k] for p in parts]) for k in first.metadata},
+            {k: torch.cat([c.payload[k] for c in chunks]) for k in first.payload},
+            {k: torch.cat([c.metadata[k] for c in chunks]) for k in first.metadata},
             first.n,
-            {k: torch.cat([p.shared[k] for p in parts]) for k in first.shared},
-            sum((p.clipped for p in parts), start=0),
+            {k: torch.cat([c.shared[k] for c in chunks]) for k in first.shared},
+            sum((c.clipped for c in chunks), start=0),
         )
 
-    def take(self, rows: RowIndex, newer: Encoded | None = None) -> Encoded:
-        """Copy rows of this and of a newer chunk (codecs with block == 1 only)."""
+    def take(self, chosen: TokenIndex, newer: Encoded | None = None) -> Encoded:
+        """Copy the chosen tokens of this chunk and a newer one (codecs with block == 1 only)."""
         return Encoded(
-            {k: rows.of(t, newer.payload[k] if newer else None) for k, t in self.payload.items()},
-            {k: rows.of(t, newer.metadata[k] if newer else None) for k, t in self.metadata.items()},
-            int(rows.index_HM.shape[1]),
-            {k: rows.of_heads(t) for k, t in self.shared.items()},
+            {k: chosen.of(t, newer.payload[k] if newer else None) for k, t in self.payload.items()},
+            {k: chosen.of(t, newer.metadata[k] if newer else None) for k, t in self.metadata.items()},
+            int(chosen.index_HM.shape[1]),
+            {k: chosen.of_heads(t) for k, t in self.shared.items()},
             self.clipped + newer.clipped if newer else self.clipped,
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Encoded:
-        """The same with every tensor of rows changed."""
+        """The same with `change` applied to all tensors of payload and metadata."""
         payload, metadata = ({k: change(t) for k, t in group.items()} for group in (self.payload, self.metadata))
         return Encoded(payload, metadata, self.n, self.shared, self.clipped)
 
     def tensors(self) -> list[Tensor]:
-        """Everything held."""
+        """All tensors."""
         return [*self.payload.values(), *self.metadata.values(), *self.shared.values()]

@@ -1,4 +1,4 @@
-"""Which rows stay: sinks, recent rows, and the best of the rest; the only top-k of the project. It knows no storage format."""
+"""Which tokens stay: sinks, recent tokens, and the top scores between them. The only top-k of the project."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from harness.stages.protocols import HeadBudget, LayerBudget, LayerView, Needs, 
 
 @dataclass(frozen=True)
 class Choice:
-    """Rows that stay, as sorted indices int64 [H, M]: of all heads of the layers named, or of one head of one layer.
+    """Tokens that stay, as sorted indices int64 [H, M] into the stored tokens.
 
-    share: rows a head that the layer was given, which its heads may divide otherwise.
+    layers, head: all heads of these layers (head None), or one head of one layer.
+    share: the layer's budget in tokens per head, which its heads may divide unevenly.
     """
 
     layers: tuple[int, ...]
@@ -30,12 +31,11 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """A budget of rows per layer and KV head, spent on `sinks` first rows, `recent` newest rows and the top scores between.
+    """A budget of tokens per layer and KV head: the first `sinks`, the newest `recent`, and the top scores between them.
 
-    recent null takes the scorer's own default. Protected rows are never scored; kept rows stay in position order.
+    recent: null takes the scorer's default. layers, heads: how the budget is divided. Kept tokens stay in position order.
 
-    Ties: of rows whose computed scores are the same fp32 number the earlier ones stay, whatever the scorer, the layer and the
-    split over heads. Scores that are equal on paper only are ordered by how they were rounded.
+    Ties: of tokens with the same fp32 score the earlier ones stay, for every scorer, layer and head budget.
     """
 
     scorer: Scorer
@@ -55,11 +55,11 @@ class Keep:
 
     @property
     def needs(self) -> Needs:
-        """Statistics to record for the scorer and the budget of layers."""
+        """Statistics to record for the scorer and the layer budget."""
         return self.scorer.needs | getattr(self.layers, "needs", Needs())
 
     def protected(self, tokens: int) -> tuple[int, int]:
-        """(sinks, recent) under a budget of `tokens` rows; UserError when the budget is smaller than both together."""
+        """(sinks, recent) under a budget of `tokens`; UserError if the budget is smaller than their sum."""
         recent = self._recent(tokens)
         if tokens < 1 or tokens < self.sinks + recent:
             raise UserError(
@@ -72,18 +72,18 @@ class Keep:
         return max(self.scorer.default_recent(tokens, self.sinks) if self.recent is None else self.recent, 0)
 
     def divided(self, *, even: bool) -> str:
-        """What the budget of layers was, `even` where all got as much; what was asked for follows where it differs."""
+        """Name of the layer budget for the record; "uniform (asked: NAME)" if all layers got the same (`even`) nevertheless."""
         asked = type(self.layers).__name__.lower()
         return f"uniform (asked: {asked})" if even and asked != "uniform" else asked
 
     def choose(self, views: Sequence[LayerView], tokens: int) -> list[Choice]:
-        """The kept rows of every layer that holds more than its share of the budget; a layer without a choice keeps all.
+        """The kept tokens of every layer that holds more than its budget; layers without a Choice keep all.
 
-        A view stands for one layer, or for several that hold as many rows. The scorer and the budget of layers each get copies
-        of the statistics that they themselves asked for.
+        A view is of one layer, or of several that hold equally many tokens. Scorer and layer budget each get copies of the
+        statistics in their own `needs`.
         """
-        wanted = getattr(self.layers, "needs", Needs())
-        singles = sorted((one.seen_by(wanted) for view in views for one in view.layers), key=lambda one: one.layer)
+        needs = getattr(self.layers, "needs", Needs())
+        singles = sorted((one.seen_by(needs) for view in views for one in view.layers), key=lambda one: one.layer)
         layers = self.layers.beyond(self.sinks + self._recent(tokens)) if hasattr(self.layers, "beyond") else self.layers
         share = {one.layer: most for one, most in zip(singles, layers.split(tokens, singles), strict=True)}
         chosen = []
@@ -96,33 +96,32 @@ class Keep:
             if not alike:
                 continue
             scores_LHN = self._scores(view.seen_by(self.scorer.needs))
-            for most, members in alike.items():  # layers that keep as many rows are sorted together
+            for most, members in alike.items():  # layers with the same budget are sorted together
                 whole = len(members) == len(scores_LHN)
                 some_LHN = scores_LHN if whole else scores_LHN[torch.tensor(members, device=scores_LHN.device)]
                 chosen += self._select([view.layers[k] for k in members], some_LHN, most)
         return chosen
 
     def _check_share(self, layer: int, most: int, tokens: int) -> None:
-        """A layer's own budget must hold its sinks and recent rows, as the whole one must."""
+        """UserError if a layer's own budget is smaller than its sinks + recent."""
         try:
             self.protected(most)
         except UserError as error:
             if most == tokens:
                 raise
             name = type(self.layers).__name__
-            raise UserError(f"keep.layers={name} gives layer {layer} {most} of {tokens} rows a head: {error}") from None
+            raise UserError(f"keep.layers={name} sets {most} tokens a head in layer {layer} (mean {tokens}): {error}") from None
 
     def _scores(self, view: LayerView) -> Tensor:
-        """[L, H, N] for the L layers of a view."""
+        """Scores [L, H, N] of the L layers of a view; ValueError if the scorer returns another shape."""
         name = type(self.scorer).__name__
-        joint = vars(type(self.scorer)).get("joint", False)  # never inherited: a subclass may look at one layer
-        parts = (view,) if joint and view.alike else view.layers
+        joint = vars(type(self.scorer)).get("joint", False)  # not inherited: a subclass may need single layers
         found = []
-        for part in parts:
-            scores_HN = self.scorer.score(part)
-            if scores_HN.shape != part.pos_HN.shape:
-                wanted, given = tuple(part.pos_HN.shape), tuple(scores_HN.shape)
-                raise ValueError(f"keep.scorer={name} gave scores of shape {given}, not [H, N] = {wanted}")
+        for one in (view,) if joint and view.alike else view.layers:
+            scores_HN = self.scorer.score(one)
+            if scores_HN.shape != one.pos_HN.shape:
+                expected, shape = tuple(one.pos_HN.shape), tuple(scores_HN.shape)
+                raise ValueError(f"keep.scorer={name} returned scores of shape {shape}, not [H, N] = {expected}")
             found.append(scores_HN.float())
         scores_HN = found[0] if len(found) == 1 else torch.cat(found)
         scores_LHN: Tensor = scores_HN.unflatten(0, (len(view.layers), -1))  # type: ignore[no-untyped-call]
@@ -135,7 +134,7 @@ class Keep:
         scores_LHM = scores_LHN[..., sinks:stop]
         if not bool(torch.isfinite(scores_LHM).all()):
             layer = views[int(torch.isfinite(scores_LHM).flatten(1).all(1).int().argmin())].layer
-            raise ValueError(f"keep.scorer={type(self.scorer).__name__} gave a score that is not finite in layer {layer}")
+            raise ValueError(f"keep.scorer={type(self.scorer).__name__} returned a score that is not finite in layer {layer}")
         order_LHM = scores_LHM.argsort(dim=-1, descending=True, stable=True)
         first, last = torch.arange(sinks, device=order_LHM.device), torch.arange(stop, n, device=order_LHM.device)
 

@@ -1,6 +1,6 @@
-"""How large |x| gets in every channel of every head: asked for by codecs whose scales are constant, measured elsewhere.
+"""Calibration of codecs with constant scales: on which text |x| is measured, and the limits found.
 
-It knows no model: a Calibration says on which text to measure, Limits hold what was found.
+`harness.calibrate.codec_limits` does the measuring.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from harness.types import Corpus
 class Calibration:
     """Text on which limits are measured, and how much of the distribution they cover.
 
-    corpus: the text; take another one than the task's, else the scales have seen the test.
-    tokens: read from its start, in windows of `window` tokens that each begin like a prompt.
+    corpus: the text; choose another one than the task's, or the scales have seen the test.
+    tokens: read from its start, in windows of `window` tokens that each begin like a prompt (with BOS, if any).
     percentile: of |x| over those tokens, by nearest rank; 100 is the largest.
-    table: SHA-256 of the measured table, which a run fills in and records; one given must be what is measured.
+    table: SHA-256 of the measured limits, filled in and recorded by a run; if given, the measured limits must have it.
     """
 
     corpus: Corpus
@@ -42,13 +42,13 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Limits:
-    """|x| that the scales must hold, fp32 [h, D] for the h KV heads of each layer; `about` says where they come from."""
+    """Largest |x| to encode, fp32 [h, D] for the h KV heads of each layer. about: where they were measured, for the record."""
 
     by_layer: Mapping[int, Tensor]
     about: Mapping[str, object] = field(default_factory=dict)
 
     def of(self, heads: Heads, d: int) -> Tensor:
-        """Limits [H, D] of these heads, layer by layer."""
+        """Limits [H, D] of these heads, layer by layer; UserError if they do not fit."""
         missing = [layer for layer in heads.layers if layer not in self.by_layer]
         if missing:
             raise UserError(f"the calibration table has no layer {missing[0]}")

@@ -1,6 +1,6 @@
-"""What a stage of the stack must offer, and what it may see; it knows no model, no cache and no file.
+"""The protocols of scorers, layer budgets and head budgets, and the views of the cache that they are given.
 
-A newcomer extends the project here: one class that satisfies a protocol, one YAML with its `_target_`.
+To add one: one class that inherits from its protocol, one YAML with its `_target_`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Needs:
-    """Statistics that a scorer asks the attention function to record.
+    """Statistics that the attention function records for a scorer.
 
-    column_sums: for every stored row, the sum over all queries so far of the attention it received (mean over the query
-        heads of a group), [H, N] fp32. Exact, accumulated in query blocks: costs about a third of a prefill.
-    queries: how many of the latest queries (rotated, as used in attention) to keep, [Q, W, D].
-    query_moments: mean [Q, D] and covariance [Q, D, D] of all queries of the forward before their rotation, fp32.
+    column_sums: for every stored token the sum of its attention weights over all queries so far, averaged over the query
+        heads of a group, [H, N] fp32. Exact, accumulated in query blocks; costs about a third of a prefill.
+    queries: number W of newest queries to keep, after RoPE, [Q, W, D].
+    query_moments: mean [Q, D] and covariance [Q, D, D] of all queries of the forward before RoPE, fp32.
     """
 
     column_sums: bool = False
@@ -41,11 +41,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics recorded in one layer; a field that no stack asked for is None."""
+    """Statistics recorded in one layer; fields that were not asked for are None."""
 
     column_sums_HN: Tensor | None = None
     queries_QWD: Tensor | None = None
-    scaling: float = 1.0  # what attention multiplied q.k by
+    scaling: float = 1.0  # factor of q.k in attention, mostly D ** -0.5
     query_mean_QD: Tensor | None = None
     query_cov_QDD: Tensor | None = None
 
@@ -54,7 +54,7 @@ class Stats:
         return [t for t in self._fields() if t is not None]
 
     def only(self, needs: Needs) -> Stats:
-        """Views of what these needs ask for, of what was recorded for several."""
+        """The statistics that these needs ask for, as views; others may have been recorded for other stacks."""
         return Stats(
             self.column_sums_HN if needs.column_sums else None,
             self.queries_QWD[:, -needs.queries :] if self.queries_QWD is not None and needs.queries else None,
@@ -64,7 +64,7 @@ class Stats:
         )
 
     def copied(self) -> Stats:
-        """The same in storages of their own: who writes into them changes nothing elsewhere."""
+        """Copies that may be written to."""
         sums, queries, mean, cov = (None if t is None else t.clone() for t in self._fields())
         return Stats(sums, queries, self.scaling, mean, cov)
 
@@ -78,7 +78,7 @@ class Stats:
 
     @staticmethod
     def join(layers: Sequence[Stats]) -> Stats:
-        """Statistics of several layers, their heads one after another."""
+        """Statistics of several layers, concatenated along the heads."""
         first = layers[0]
         if len(layers) == 1 or not first.tensors():
             return first
@@ -91,7 +91,7 @@ class Rope(Protocol):
     """The model's own rotary embedding in one layer. x [..., N, D], pos_N integer positions; both keep x's dtype."""
 
     def rotate(self, x: Tensor, pos_N: Tensor) -> Tensor:
-        """Turn row n to position pos_N[n]."""
+        """Apply the rotation of position pos_N[n] to x[..., n, :]."""
         ...
 
     def unrotate(self, x: Tensor, pos_N: Tensor) -> Tensor:
@@ -101,25 +101,25 @@ class Rope(Protocol):
 
 @dataclass(frozen=True)
 class LayerView:
-    """One layer as a scorer sees it: decoded rows in position order, and exactly the statistics it declared in `needs`.
+    """One layer as a scorer sees it: decoded keys and values in position order, and the statistics it declared in `needs`.
 
-    All tensors are the scorer's own, whoever else shares the prefill: it may write into them.
-    A scorer that is `joint` gets several layers that hold as many rows in one view, their heads one after another; `each` are
-    then the views of the single layers.
+    All tensors are copies: the scorer may write to them.
+    A scorer with `joint = True` may get several layers that hold equally many tokens in one view, concatenated along the heads;
+    `each` are then the views of the single layers.
     """
 
     layer: int
-    seen: int  # tokens seen so far; the newest stored row stands at seen - 1
-    pos_HN: Tensor  # int32 original positions
+    seen: int  # tokens seen so far; the newest is at position seen - 1
+    pos_HN: Tensor  # original positions, int32
     stats: Stats
     read_keys: Callable[[], Tensor]
     read_values: Callable[[], Tensor]
-    seed: int = 0  # of the example, for scorers that draw lots
-    rope: Rope | None = None  # None where the model has no rotary positions
+    seed: int = 0  # of the example, for scorers that draw random numbers
+    rope: Rope | None = None  # None if the model has no rotary positions
     each: tuple[LayerView, ...] = ()
 
     def seen_by(self, needs: Needs) -> LayerView:
-        """This view as one stage gets it: copies of the statistics that it asked for, and of no others."""
+        """The view for one stage: with copies of the statistics in `needs`, and no others."""
         each = tuple(one.seen_by(needs) for one in self.each)
         return replace(self, pos_HN=self.pos_HN.clone(), stats=self.stats.only(needs).copied(), each=each)
 
@@ -130,28 +130,28 @@ class LayerView:
 
     @property
     def alike(self) -> bool:
-        """Whether its layers rotate and scale alike, so that they can be scored in one go."""
+        """Whether all its layers have the same RoPE and attention scale, so that one call can score them."""
         return len({(id(one.rope), one.stats.scaling) for one in self.layers}) == 1
 
     @property
     def n(self) -> int:
-        """Rows stored per KV head."""
+        """Tokens stored per KV head."""
         return int(self.pos_HN.shape[1])
 
     @cached_property
     def k_HND(self) -> Tensor:
-        """Keys as the store gives them back, fp32; decoded when first asked for."""
+        """Stored keys [H, N, D], fp32; decoded on first access."""
         return self.read_keys()
 
     @cached_property
     def v_HND(self) -> Tensor:
-        """Values as the store gives them back, fp32; decoded when first asked for."""
+        """Stored values [H, N, D], fp32; decoded on first access."""
         return self.read_values()
 
     def window_attention(self, window: int) -> Tensor:
-        """Attention weights of the last `window` queries over all rows, [H, W, N] fp32, mean over each query group.
+        """Attention weights of the last `window` queries over all stored tokens, [H, W, N] fp32, mean over each query group.
 
-        Queries see each other causally: query i of the window does not see the rows of later queries.
+        Causal within the window: a query does not see tokens at later positions.
         """
         q_QWD = self.stats.queries_QWD
         assert q_QWD is not None, "the scorer must declare needs.queries"
@@ -166,14 +166,16 @@ class LayerView:
 
 
 class Scorer(Protocol):
-    """How much a row matters: a higher score stays longer.
+    """Scores the stored tokens; the highest scores are kept. Inherit and write `score`; the other members have defaults.
 
-    Inherit from it and write `score`; the other members have defaults.
+    phases: values of compress.phase that it can run in.
+    keeps_state: its column sums are stored with the cache after the context, and count as bytes.
+    joint: `score` may get the heads of many layers in one view (faster); not inherited, so a subclass must set it again.
     """
 
     phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked", "always", "every_n")
-    keeps_state: ClassVar[bool] = False  # True: column sums live on in the store and count as bytes
-    joint: ClassVar[bool] = False  # True: score() may get the heads of many layers at once (faster); a subclass must repeat it
+    keeps_state: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
 
     @property
     def needs(self) -> Needs:
@@ -181,36 +183,39 @@ class Scorer(Protocol):
         return Needs()
 
     def score(self, view: LayerView) -> Tensor:
-        """Scores [H, N] fp32 of the stored rows of one layer; sinks and recent rows are protected elsewhere."""
+        """Scores [H, N] fp32 of the stored tokens. Scores of sinks and recent tokens are ignored: Keep always keeps these."""
         ...
 
     def default_recent(self, tokens: int, sinks: int) -> int:
-        """Protected newest rows when `keep.recent` is null, for a budget of `tokens`."""
+        """Number of protected newest tokens if `keep.recent` is null, under a budget of `tokens`."""
         return (tokens - sinks) // 2
 
 
 class LayerBudget(Protocol):
-    """How a budget of `tokens` rows per layer and head is divided over the layers; inherit from it and write `split`."""
+    """Divides the budget over the layers. Inherit and write `split`; the other members have defaults."""
 
     phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked", "always", "every_n")
 
     @property
     def needs(self) -> Needs:
-        """Statistics to record for it, beside the scorer's."""
+        """Statistics to record for it, in addition to the scorer's."""
         return Needs()
 
     def beyond(self, protected: int) -> LayerBudget:
-        """This budget for a keep that protects `protected` rows (sinks + recent) of every layer under the whole budget."""
+        """This layer budget for a Keep that protects `protected` tokens (sinks + recent) in every layer."""
         return self
 
     def split(self, tokens: int, views: Sequence[LayerView]) -> list[int]:
-        """Rows per KV head for each layer; the mean must not exceed `tokens`."""
+        """Budgets in tokens per KV head, one for each layer; their mean must not exceed `tokens`."""
         ...
 
 
 class HeadBudget(Protocol):
-    """How one layer's rows are divided over its KV heads; inherit from it and write `split`."""
+    """Divides a layer's budget over its KV heads. Inherit and write `split`."""
 
     def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
-        """Unprotected rows for each head, given the scores of the unprotected rows; the sum must not exceed H * tokens."""
+        """Number of unprotected tokens for each of H heads; their sum must not exceed H * tokens.
+
+        tokens: mean budget of unprotected tokens per head. scores_HM: scores of the M unprotected tokens.
+        """
         ...

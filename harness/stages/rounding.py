@@ -1,6 +1,6 @@
-"""Rounding of metadata in a given direction, and what follows from it; it knows nothing of codecs.
+"""Rounding of scales and minima in a given direction.
 
-A scale rounded down or a minimum rounded up would push the extreme value of a group outside the code range.
+A scale rounded down, or a minimum rounded up, would push the extreme value of a group outside the code range.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(y.to(x.dtype) > x, torch.nextafter(y, torch.full_like(y, float("-inf"))), y)
 
 
-def keep_finite(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Bound decoded values in place to what `dtype` (or their own) holds, and return them.
+def clamp_to_range(x: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Clamp decoded values in place to the range of float16, if `dtype` (or that of x) is float16.
 
-    With a scale rounded up, the outermost code may lie just past the largest float16.
+    With a scale rounded up, the largest code may decode to just above the largest float16.
     """
     if (dtype or x.dtype) == torch.float16:
         x.clamp_(-torch.finfo(torch.float16).max, torch.finfo(torch.float16).max)
-    return x

@@ -1,7 +1,7 @@
-"""One compression stack as a frozen value: which rows stay, how they are stored, when. It knows no model and no cache.
+"""A compression stack: which tokens stay, how keys and values are stored, and when this happens.
 
-Stages compose: keep (rows) x key codec x value codec x phase. An illegal pair is refused here, with the reason and what
-would be legal.
+Stages compose: keep x key codec x value codec x phase. A combination that cannot work is refused here, with the reason and the
+legal choices.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ READS = ("every_step", "cached")
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What happens to the cache.
+    """What is done to the cache. keep None: all tokens stay.
 
-    phase: "prefill" compresses the context once and lets the answer's rows join the store. "always" also evicts after every
-        forward, back to the same budget, "every_n" when `every` tokens have joined since. "chunked" reads the context in
-        chunks of `chunk` tokens and evicts after each: memory is bounded from the first token; the answer's rows join the
-        store. Codecs encode new rows in all of them.
-    read: "every_step" decodes the store whenever it is read; "cached" keeps a decoded copy, counted as scratch bytes.
-    positions: "original": a row keeps the rotation of the position it was seen at. "cache": keys are stored without rotation
-        and turned to their place in the cache whenever they are read, as StreamingLLM does; the newest query stands at the end.
+    phase: when tokens are evicted. "prefill": once, after the context; "always": also after every forward, back to the same
+        budget; "every_n": likewise, once `every` tokens were added; "chunked": while the context is read, after every `chunk`
+        tokens, so that memory is bounded from the first token. Under prefill and chunked the answer's tokens all stay. Codecs
+        encode new tokens in every phase.
+    read: "every_step" decodes keys and values whenever they are read; "cached" keeps a decoded copy, counted as scratch bytes.
+    positions: "original": a key keeps the RoPE rotation of its own position. "cache": keys are stored without rotation and
+        rotated by their index in the cache when they are read, as in StreamingLLM; the next query's position is the number
+        of tokens held.
     """
 
     keep: Keep | None = None
@@ -67,7 +68,7 @@ class Stack:
         uniform = isinstance(keep.heads, UniformHeads)
         if self.positions == "cache" and not (uniform and isinstance(keep.layers, UniformLayers)):
             raise UserError(
-                "compress.positions='cache' needs heads and layers that hold as many rows: a query has one place in the cache; "
+                "compress.positions='cache' needs heads and layers that hold equally many tokens: a query has one position; "
                 "legal are uniform keep.layers and keep.heads, or positions=original"
             )
         if self.positions == "cache" and self.needs.query_moments:
@@ -81,19 +82,19 @@ class Stack:
             return
         if not uniform:
             raise UserError(
-                f"compress.phase={self.phase!r} with keep.heads={type(keep.heads).__name__} is not possible: heads that hold "
-                "different numbers of rows are chosen once; legal are phase=prefill or uniform heads"
+                f"compress.phase={self.phase!r} with keep.heads={type(keep.heads).__name__} is not possible: budgets that "
+                "differ by head are set only once; legal are phase=prefill or uniform heads"
             )
         for role, codec in (("keys", self.keys), ("values", self.values)):
             if codec.sinks > keep.sinks:
                 raise UserError(
                     f"compress.phase={self.phase!r} with compress.{role}.sinks={codec.sinks} is not possible: keep.sinks="
-                    f"{keep.sinks} would let exact first rows go; legal are keep.sinks >= {codec.sinks} or phase=prefill"
+                    f"{keep.sinks} would evict exact first tokens; legal are keep.sinks >= {codec.sinks} or phase=prefill"
                 )
             if codec.block > 1:
                 raise UserError(
                     f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict single "
-                    f"rows from blocks of {codec.block} rows that share a scale; legal are phase=prefill (evict, then encode), "
+                    f"tokens from blocks of {codec.block} that share a scale; legal are phase=prefill (evict, then encode), "
                     f"a scale per token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one that never "
                     "changes (int8_static, fp8_e4m3)"
                 )
@@ -105,7 +106,7 @@ class Stack:
 
     @property
     def evicts_steps(self) -> bool:
-        """Whether rows are evicted after the context too."""
+        """Whether tokens are evicted after the context too."""
         return self.keep is not None and self.phase in ("always", "every_n")
 
     @property
@@ -115,26 +116,26 @@ class Stack:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether column sums live on in the store after the context."""
+        """Whether the scorer's column sums are stored with the cache after the context."""
         return self.evicts_steps and self.keep is not None and self.keep.scorer.keeps_state
 
     @property
     def encodes(self) -> bool:
-        """Whether rows are stored by a codec of any kind; one that loses nothing is one too."""
+        """Whether keys or values are stored by a codec other than Exact, lossless ones included."""
         return any(type(codec) is not Exact for codec in (self.keys, self.values))
 
     @property
     def compresses(self) -> bool:
-        """False for the full cache alone: all rows, as they came, at their own positions, and no copy beside them.
+        """False for the full cache only: all tokens, exact, at original positions, without a decoded copy.
 
-        Only that one may share an exact prefix as it is; everything else has something done to its rows.
+        Only such a stack can use the exact prefill as it is.
         """
         return self.keep is not None or self.encodes or self.positions != "original" or self.read != "every_step"
 
     def budget(self, context: int, nbytes: Callable[[int], int]) -> int | None:
-        """Rows per layer and head for this context, or None when all stay; UserError when too small for this example.
+        """Budget in tokens per layer and head for a context of `context` tokens; None without a keep.
 
-        A budget that holds the whole context is not too small for what it protects, unless rows are evicted later on.
+        Raises UserError if it is smaller than sinks + recent, unless the whole context fits and nothing is evicted later.
         """
         if self.keep is None:
             return None
@@ -145,52 +146,52 @@ class Stack:
             _, recent = self.keep.protected(tokens)
         except UserError as error:
             asked = self.keep.budget
-            raise UserError(f"a budget of {asked.value:g} {asked.unit} is {tokens} rows here: {error}") from None
+            raise UserError(f"a budget of {asked.value:g} {asked.unit} is {tokens} tokens here: {error}") from None
         exact = max(_tail(codec, tokens + 1) for codec in (self.keys, self.values))
         if self.phase != "prefill" and exact > recent:
             raise UserError(
-                f"compress.phase={self.phase!r} evicts from the {exact} exact newest rows of the codec while only {recent} "
+                f"compress.phase={self.phase!r} evicts from the {exact} exact newest tokens of the codec while only {recent} "
                 f"are protected: legal are keep.recent >= {exact}, codec residual <= {recent}, a larger budget where the scale "
-                "is frozen on the first rows, or phase=prefill"
+                "is frozen on the first tokens, or phase=prefill"
             )
         return tokens
 
     def describe(self) -> str:
-        """A label made of the resolved parts, for stacks that no YAML names; only the full cache is called full."""
-        parts = [] if self.keep is None else _rule(self.keep)
+        """A label made of the stages, for stacks that no YAML names; only the full cache is called full."""
+        words = [] if self.keep is None else _rule(self.keep)
         if self.encodes:
             keys, values = _codec(self.keys), _codec(self.values)
-            parts.append(keys if keys == values else f"k-{keys}_v-{values}")
+            words.append(keys if keys == values else f"k-{keys}_v-{values}")
         if self.evicts_steps or self.chunked:
             often = {"every_n": self.every, "chunked": self.chunk}.get(self.phase, "")
-            parts.append(f"{self.phase}{often}")
-        parts += ["cache_positions"] if self.positions == "cache" else []
-        parts += ["cached"] if self.read == "cached" else []
-        return "+".join(parts) or "full"
+            words.append(f"{self.phase}{often}")
+        words += ["cache_positions"] if self.positions == "cache" else []
+        words += ["cached"] if self.read == "cached" else []
+        return "+".join(words) or "full"
 
 
 def unused(keep: object, phase: str) -> dict[str, Any]:
-    """Settings of a stack that change nothing, with their defaults: without evictions all that is about when they happen."""
+    """Settings that have no effect under this keep and phase, with their defaults (without a keep: all settings of time)."""
     names = ["phase"] if keep is None else []
     names += [name for name, needed in (("chunk", "chunked"), ("every", "every_n")) if keep is None or phase != needed]
     return {one.name: one.default for one in fields(Stack) if one.name in names}
 
 
 def _rule(keep: Keep) -> list[str]:
-    """The parts of a label that say which rows stay."""
+    """The words of a label that say which tokens stay."""
     recent = "" if keep.recent is None else f"_recent{keep.recent}"
     first = f"sink{keep.sinks}_" if keep.sinks else ""
-    splits = [type(part).__name__.lower() for part in (keep.layers, keep.heads) if type(part).__name__ != "Uniform"]
+    splits = [type(one).__name__.lower() for one in (keep.layers, keep.heads) if type(one).__name__ != "Uniform"]
     return [first + type(keep.scorer).__name__.lower() + recent, *splits]
 
 
 def _tail(codec: Codec, n: int) -> int:
-    """The most exact rows in a store of n rows or a few more."""
-    return max(rows - codec.leaving(rows, 0) for rows in range(n, n + codec.flush))
+    """Largest number of exact newest tokens while a store grows from n tokens by one flush."""
+    return max(tokens - codec.leaving(tokens, 0) for tokens in range(n, n + codec.flush))
 
 
 def _codec(codec: Codec) -> str:
-    """Name and the settings that codecs of one name may differ in, what the name or the default already says left out."""
+    """Name of a codec, with settings that the name does not contain and that are not the default."""
     info = codec.info()
     shown = {
         key: info[key] for key in ("bits", "axis", "group", "residual", "sinks", "first", "scale") if info.get(key) is not None

@@ -1,7 +1,7 @@
 """Our tasks as data for lm-eval's YAMLs beside this file: prompts drawn for the model's own tokenizer, and our scores.
 
-Settings are those of conf/task; `--metadata '{"lengths": [1024], "corpus": "stdlib", "seed": 1}'` changes them. It knows no
-model. Here a prompt is one text, so lm-eval's count of its tokens may differ from ours by one where two pieces meet.
+Settings are those of conf/task; `--metadata '{"lengths": [1024], "corpus": "stdlib", "seed": 1}'` changes them. A
+prompt is one text here, so lm-eval's count of its tokens may differ from ours by one where two pieces meet.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ def test_tiny_a_in_four_bits(residual: int, total: int) -> None:
 
 
 def test_tiny_a_evicted_to_64_rows() -> None:
-    """Case 23: KV heads are stored, not query heads. Positions and scores are counted beside the rows."""
+    """Case 23: KV heads are stored, not query heads. Positions and scores are counted beside the tokens."""
     row = compressed(Stack(keep=conf_tree.keep("h2o", 64)))
-    assert {t.shape[0] for part in row.parts for _, t in part.tensors()} == {4 * 2}  # layers x KV heads
+    assert {t.shape[0] for part in row.head_groups for _, t in part.tensors()} == {4 * 2}  # layers x KV heads
     assert row.bytes().allocated == {"payload": 131_072, "positions": 2_048}
     always = compressed(Stack(keep=conf_tree.keep("h2o", 64), phase="always"))
     assert always.bytes().allocated == {"payload": 131_072, "positions": 2_048, "state": 2_048}
@@ -78,7 +78,7 @@ def test_tiny_a_evicted_to_64_rows() -> None:
 
 
 def test_tiny_g_counts_windows_and_the_global_layer() -> None:
-    """Case 34: five layers hold window - 1 rows, one holds all; past the window only it grows, 256 bytes a token."""
+    """Case 34: five layers hold window - 1 tokens, one holds all; past the window only it grows, 256 bytes a token."""
     sizes = {}
     for tokens in (32, 63, 64, 65, 512):
         row = compressed(Stack(), "G", tokens)
@@ -100,7 +100,7 @@ def test_case_28_only_the_global_layer_of_tiny_g_is_compressed() -> None:
 
 
 def test_case_25_rows_of_the_answer_join_the_store() -> None:
-    """525 tokens cut to a fifth, 200 more: 105 + 200 rows at the end."""
+    """525 tokens cut to a fifth, 200 more: 105 + 200 tokens at the end."""
     run, n = engine("A"), 525
     row = run.compress(run.prefill(ids(n), NEEDS), conf_tree.stack("knorm", "keep.budget.value=0.2"))
     assert row.held() == [[105, 105]] * 4
@@ -160,7 +160,7 @@ def test_measured_bytes_are_the_storages_and_the_prediction(name: str, dtype: to
             if step:
                 (row,), _ = run.feed([row], [ids(step, seed=step)])
             held = row.bytes()
-            tensors = [t for part in row.parts for _, t in part.tensors()]
+            tensors = [t for part in row.head_groups for _, t in part.tensors()]
             storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
             assert held.total == sum(storages.values())
             assert nonzero(held.logical) == nonzero(held.allocated)
@@ -171,7 +171,7 @@ def test_measured_bytes_are_the_storages_and_the_prediction(name: str, dtype: to
 
 
 def ragged_bytes(row: SequenceCache, itemsize: int) -> int:
-    """Exact rows of layers and heads that hold different numbers: K and V, and positions where the layer lost a row."""
+    """Exact tokens of layers and heads that hold different numbers: K and V, and positions where the layer lost a token."""
     assert not row.stack.keys.lossy and not row.stack.values.lossy and not row.stack.keeps_state
     return sum(n * 2 * 64 * itemsize + (4 * n if min(layer) < row.seen else 0) for layer in row.held() for n in layer)
 

@@ -153,7 +153,7 @@ def test_key_axis_and_the_outlier_channel() -> None:
 
 
 def test_the_exact_tail() -> None:
-    assert [codec.encoded_rows(n, 32, 32, "channel") for n in (0, 32, 63, 64, 95, 96, 256)] == [
+    assert [codec.encoded_tokens(n, 32, 32, "channel") for n in (0, 32, 63, 64, 95, 96, 256)] == [
         0,
         0,
         0,
@@ -162,7 +162,7 @@ def test_the_exact_tail() -> None:
         64,
         224,
     ]
-    assert [codec.encoded_rows(n, 32, 32, "token") for n in (0, 32, 63, 64)] == [0, 0, 31, 32]
+    assert [codec.encoded_tokens(n, 32, 32, "token") for n in (0, 32, 63, 64)] == [0, 0, 31, 32]
     x = torch.arange(7.0).reshape(1, 7, 1)
     coded, tail = codec.int_asym_with_tail(x, 4, 2, "channel", 2, F16)  # 5 old rows -> 2 groups; tail 4 5 6
     assert coded.codes.tolist() == [[[0], [15], [0], [15]]]

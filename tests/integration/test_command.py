@@ -149,7 +149,7 @@ def broken(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
         ("raise RuntimeError('no such luck')", "no such luck", "RuntimeError"),
         (
             "return view.k_HND.sum(-1) * float('nan')",
-            "keep.scorer=Broken gave a score that is not finite in layer 0",
+            "keep.scorer=Broken returned a score that is not finite in layer 0",
             "ValueError",
         ),
     ],

@@ -19,7 +19,7 @@ from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tests import conf_tree
 from tests.integration.test_model_load import configured
-from tests.kept import same_rows
+from tests.kept import same_tokens
 from tests.oracles import keep as oracle
 from tests.oracles import policies, steps
 from tests.recording import Recorded, keys, queries, recording
@@ -79,7 +79,7 @@ def test_after_the_context(layer: int) -> None:
         swapped = 0
         for found, want, score in zip(rows[name].kept_positions()[layer], kept, scores, strict=True):
             assert found.dtype == torch.int32
-            swapped += same_rows(found.tolist(), want, score)
+            swapped += same_tokens(found.tolist(), want, score)
         if name != "knorm":  # in the first layer a token that comes twice has the same key up to rotation: its norms tie
             assert swapped <= 1, (name, swapped)
     oracle.check_protected([h.tolist() for h in rows["random"].kept_positions()[layer]], CONTEXT, BUDGET, 4, 73)
@@ -107,7 +107,7 @@ def test_further_policies_after_the_context(layer: int) -> None:
     }
     for name, (scores, budgets, sinks, recent) in wanted.items():
         for found, score, budget in zip(rows[name].kept_positions()[layer], scores, budgets, strict=True):
-            same_rows(found.tolist(), oracle.keep_rows(score, CONTEXT, budget, sinks, recent), score)
+            same_tokens(found.tolist(), oracle.keep_rows(score, CONTEXT, budget, sinks, recent), score)
     chunks = policies.keep_chunkkv(q, k, BUDGET, 32, 10)
     assert [head.tolist() for head in rows["chunkkv"].kept_positions()[layer]] == chunks
     lag = policies.keep_lagkv(k, v, BUDGET, 32, 4)
@@ -155,7 +155,7 @@ def test_after_every_step(name: str) -> None:
         for at, (row, step) in enumerate(zip(rows, STEPPED[name](recorded, layer), strict=True)):
             for head, want, scores in zip(row.kept_positions()[layer], step.kept, norms, strict=True):
                 if name == "knorm":  # a token that comes twice has the same key up to rotation: its norms tie
-                    same_rows(head.tolist(), want, scores)
+                    same_tokens(head.tolist(), want, scores)
                 else:
                     assert head.tolist() == want, (name, layer, at)
 

@@ -1,4 +1,4 @@
-"""An evicted cache equals a full cache with the evicted rows masked out: every scorer, phase, head layout and family."""
+"""An evicted cache equals a full cache with the evicted tokens masked out: every scorer, phase, head layout and family."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEEPS = conf_tree.members("keep")
 
 @dataclass(frozen=True, kw_only=True)
 class Slope:
-    """Layers in turn get more and fewer rows; their mean is the budget or a little less."""
+    """Layers in turn get more and fewer tokens; their mean is the budget or a little less."""
 
     by: int = 8
 
@@ -42,7 +42,7 @@ class Slope:
 
 @dataclass(frozen=True, kw_only=True)
 class Odd:
-    """Every other head gives `by` rows to its neighbour; a last head without one keeps its share."""
+    """Every other head gives `by` tokens to its neighbour; a last head without one keeps its share."""
 
     by: int = 5
 
@@ -145,7 +145,7 @@ def test_case_15_the_next_token_stands_at_the_number_of_tokens_seen() -> None:
 
 
 def test_case_16_layers_with_different_kept_lengths() -> None:
-    """A pyramid of 32, 24, 16, 8 rows on TINY-A equals the masked full cache over five steps."""
+    """A pyramid of 32, 24, 16, 8 tokens on TINY-A equals the masked full cache over five steps."""
 
     @dataclass(frozen=True, kw_only=True)
     class Pyramid:

@@ -1,4 +1,4 @@
-"""Every legal pair of keep and codec runs: rows are evicted, then stored in few bits, bytes are the prediction, logits finite."""
+"""Every legal pair of keep and codec runs: tokens are evicted, then stored in few bits, bytes are the prediction, logits finite."""
 
 from __future__ import annotations
 

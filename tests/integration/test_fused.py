@@ -139,7 +139,7 @@ def test_a_stop_sees_all_ids_and_ends_the_answer() -> None:
 
 
 def digest(row: SequenceCache) -> str:
-    tensors = [t.contiguous().cpu().view(torch.uint8) for part in row.parts for _, t in part.tensors()]
+    tensors = [t.contiguous().cpu().view(torch.uint8) for part in row.head_groups for _, t in part.tensors()]
     return hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
 
 

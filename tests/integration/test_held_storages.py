@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Scheduler, Served
-from harness.kv import sequence_cache as cache
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
+from harness.kv import storing
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.budget import Amount
 from harness.stages.keep import Keep
@@ -36,7 +37,7 @@ def reached(found: Any) -> Iterator[Tensor]:
 
 
 def held(row: SequenceCache) -> int:
-    storages = [t.untyped_storage() for part in row.parts for t in reached(part)]
+    storages = [t.untyped_storage() for part in row.head_groups for t in reached(part)]
     return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
 
@@ -73,7 +74,7 @@ def test_every_stack_reports_what_it_holds(family: str, name: str) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_layers_that_part_let_go_of_each_other(monkeypatch: pytest.MonkeyPatch, phase: str, codec: str, kv_heads: int) -> None:
     """At the sizes of large models every layer is a slice of one tensor; the lowest layer of a pyramid keeps all of its rows."""
-    monkeypatch.setattr(cache, "PART_ELEMENTS", 1)
+    monkeypatch.setattr(storing, "GROUP_ELEMENTS", 1)
     engine, both = Engine(tiny_models.tiny("llama", kv_heads=kv_heads), torch.float32), conf_tree.member("codec", codec)
     keep = Keep(scorer=H2O(), budget=Amount(value=0.75), layers=Pyramid(), recent=35)
     stack = Stack(keep=keep, keys=both, values=both, phase=phase, chunk=60)
@@ -90,12 +91,12 @@ def test_layers_that_part_let_go_of_each_other(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_full_cache_and_even_layers_still_share_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "PART_ELEMENTS", 1)
+    monkeypatch.setattr(storing, "GROUP_ELEMENTS", 1)
     engine = tiny_models.engine("llama")
     prefix = engine.prefill(ids(100))
     full = engine.compress(prefix, Stack())
     assert full.bytes() == prefix.row.bytes()
-    assert all(a is b for a, b in zip(full.parts, prefix.row.parts, strict=True))
+    assert all(a is b for a, b in zip(full.head_groups, prefix.row.head_groups, strict=True))
 
 
 def test_scores_of_a_row_do_not_hold_those_of_its_neighbours() -> None:
@@ -114,8 +115,8 @@ def test_scores_of_a_row_do_not_hold_those_of_its_neighbours() -> None:
 def test_what_the_budget_of_layers_really_was_is_recorded(tokens: int, budget: int, says: str) -> None:
     """PyramidKV has no pyramid where the context is shorter than twice the budget beyond what is protected."""
     keep = Keep(scorer=SnapKV(window=8), budget=Amount(unit="tokens", value=budget), layers=Pyramid())
-    jobs = [Job(prefix=tuple(ids(tokens)), stack=s, held=(3,), max_new=1) for s in (Stack(keep=keep), Stack())]
-    found: list[Served] = []
+    jobs = [Request(prefix=tuple(ids(tokens)), stack=s, held=(3,), max_new=1) for s in (Stack(keep=keep), Stack())]
+    found: list[Result] = []
     Scheduler(tiny_models.engine("llama"), 1 << 30).serve(jobs, found.extend)
     assert [one.row.layer_budget for one in found if one.row] == [says, None]
 

@@ -16,7 +16,7 @@ from harness.stages.keep import Keep
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
-from tests.kept import same_rows
+from tests.kept import same_tokens
 from tests.oracles import keep as oracle
 from tests.oracles import steps
 from tests.recording import Recorded, keys, queries, recording
@@ -99,7 +99,7 @@ def test_knorm(budget: int, sinks: int) -> None:
         norms = oracle.knorm_scores(k)  # a token that comes twice has the same key up to rotation: its norms tie
         for row, step in zip(rows, steps.run_knorm_steps(CALLS, k, budget, sinks, 6), strict=True):
             for head, want, scores in zip(row.kept_positions()[layer], step.kept, norms, strict=True):
-                same_rows(head.tolist(), want, scores)
+                same_tokens(head.tolist(), want, scores)
 
 
 @pytest.mark.parametrize(("name", "sinks"), [("streaming", 4), ("window", 0)])
@@ -152,4 +152,4 @@ def test_prefill_sets_of_whole_models(family: str) -> None:
         for name, (kept, scores) in wanted.items():
             row = engine.compress(prefix, Stack(keep=conf_tree.keep(name, 40)))
             for found, want, score in zip(row.kept_positions()[layer], kept, scores, strict=True):
-                same_rows(found.tolist(), want, score)
+                same_tokens(found.tolist(), want, score)

@@ -1,4 +1,4 @@
-"""When rows are evicted: chunked contexts, every n tokens, at every step; each against a stepwise oracle, on tiny models."""
+"""When tokens are evicted: chunked contexts, every n tokens, at every step; each against a stepwise oracle, on tiny models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from harness.engine.answers import Ask
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Scheduler, Served
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.errors import UserError
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.codec.int8 import Int8
@@ -61,11 +62,11 @@ def test_chunked_kept_sets_equal_the_stepwise_oracle(name: str, kv_heads: int) -
         else:
             wanted = steps.run_h2o_steps(q, k, BUDGET, 4 if name == "sink_h2o" else 0)
         assert [h.tolist() for h in row.kept_positions()[layer]] == wanted[-1].kept
-    assert all(part.sums_HN is None for part in row.parts)  # nothing needs them after the context
+    assert all(part.sums_HN is None for part in row.head_groups)  # nothing needs them after the context
 
 
 def test_chunked_memory_is_bounded_from_the_first_token() -> None:
-    """Never more than budget + chunk rows per layer and head, as the peak says; positions are counted with them."""
+    """Never more than budget + chunk tokens per layer and head, as the peak says; positions are counted with them."""
     engine = tiny_models.engine("llama")
     layer = engine.shape.layers[0]
     for n in (100, 400):
@@ -85,10 +86,12 @@ def test_after_a_chunked_context_the_answer_grows() -> None:
 def test_chunks_of_many_stacks_are_read_together_as_alone() -> None:
     engine = tiny_models.engine("llama")
     stacks = [chunked("h2o"), chunked("tova", keys=Int8(), values=Int8()), replace(chunked("streaming"), chunk=33)]
-    jobs = [Job(prefix=tuple(ids(CONTEXT)), stack=s, held=(3, 4), max_new=5, tag=i) for i, s in enumerate([*stacks, Stack()])]
+    jobs = [
+        Request(prefix=tuple(ids(CONTEXT)), stack=s, held=(3, 4), max_new=5, tag=i) for i, s in enumerate([*stacks, Stack()])
+    ]
 
-    def serve(some: list[Job]) -> dict[int, Served]:
-        found: dict[int, Served] = {}
+    def serve(some: list[Request]) -> dict[int, Result]:
+        found: dict[int, Result] = {}
         Scheduler(engine, 1 << 30).serve(some, lambda done: found.update({one.job.tag: one for one in done}))
         return found
 

@@ -32,9 +32,9 @@ def fresh(engine: Engine, tokens: list[int]) -> Tensor:
 @pytest.mark.parametrize("phase", ["prefill", "always", "chunked"])
 @pytest.mark.parametrize(("positions", "sinks"), [("original", 0), ("cache", 0), ("cache", 4)])
 def test_case_15_decoding_after_eviction_equals_a_fresh_run_on_what_was_kept(phase: str, positions: str, sinks: int) -> None:
-    """One layer: a key depends on its own token only, so a query sees kept rows as a run over just these tokens would.
+    """One layer: a key depends on its own token only, so a query sees kept tokens as a run over just these tokens would.
 
-    Without sinks the kept rows are a suffix, and only distances matter; with sinks the two parts have closed ranks in the cache.
+    Without sinks the kept tokens are a suffix, and only distances matter; with sinks the two parts have closed ranks in the cache.
     """
     engine, tokens, keep = one_layer(), ids(300), 128
     stack = Stack(keep=conf_tree.keep("streaming" if sinks else "window", keep), phase=phase, positions=positions)
@@ -47,7 +47,7 @@ def test_case_15_decoding_after_eviction_equals_a_fresh_run_on_what_was_kept(pha
     for token in ids(3, seed=9):
         (row,), logits = engine.feed([row], [[token]])
         new.append(token)
-        if phase == "always" and len(new) > 1:  # the store keeps its size: what was fed before has pushed out an older row
+        if phase == "always" and len(new) > 1:  # the store keeps its size: what was fed before has pushed out an older token
             kept = [*kept[:sinks], *kept[sinks + 1 :]]
         torch.testing.assert_close(logits, fresh(engine, kept + new), atol=2e-5, rtol=1e-5)
     assert row.seen == 303
@@ -72,7 +72,7 @@ def test_without_eviction_both_modes_agree(family: str) -> None:
 
 @pytest.mark.parametrize("family", ROTARY)
 def test_turned_back_keys_are_those_before_the_rotation(family: str) -> None:
-    """Rotating what was turned back gives the model's own keys; at position 0 nothing turns."""
+    """Rotating what was rotated back gives the model's own keys; at position 0 nothing is rotated."""
     engine = tiny_models.engine(family)
     with recording(tuple(range(len(engine.shape.layers)))) as recorded:
         engine.prefill(ids(50))
@@ -113,7 +113,7 @@ def test_quantized_keys_are_quantized_without_rotation() -> None:
     plain = rope.unrotate(k, torch.arange(200))[:, [0, 1, 2, 3, *range(140, 200)]]
     codec, out = Int8(), torch.empty(2, 64, 64)
     codec.decode(codec.encode(plain), out)
-    torch.testing.assert_close(row.parts[0].keys.read(torch.float32), out, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(row.head_groups[0].keys.read(torch.float32), out, atol=1e-4, rtol=1e-4)
 
 
 def test_models_and_stacks_without_one_place_in_the_cache_are_refused() -> None:
@@ -125,5 +125,5 @@ def test_models_and_stacks_without_one_place_in_the_cache_are_refused() -> None:
         def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
             return [tokens] * len(scores_HM)
 
-    with pytest.raises(UserError, match=r"compress\.positions='cache' needs heads and layers that hold as many rows"):
+    with pytest.raises(UserError, match=r"compress\.positions='cache' needs heads and layers that hold equally many tokens"):
         Stack(keep=conf_tree.keep("streaming", 8, heads=Uneven()), positions="cache")

@@ -112,7 +112,7 @@ def test_an_arm_that_turns_out_illegal_leaves_a_report_of_the_others(task: tuple
     others = Counter(record["status"] for record in found if record["stack"] != "full")
     assert others["refused"] and set(others) <= {"refused", "ok"} and sum(others.values()) == 2 * 4
     refused = next(record for record in found if record["status"] == "refused")
-    assert "\n" not in refused["error"] and "exact newest rows" in refused["error"]
+    assert "\n" not in refused["error"] and "exact newest tokens" in refused["error"]
 
 
 def test_a_calibration_that_takes_too_long_fails_its_own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

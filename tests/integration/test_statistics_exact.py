@@ -78,7 +78,7 @@ def test_prefill_sums_equal_stock_attention_weights(family: str) -> None:
 def test_recording_changes_no_output_bit(family: str) -> None:
     engine = tiny_models.engine(family)
     plain, recorded = (engine.prefill(ids(60), needs) for needs in (Needs(), EVERYTHING))
-    for a, b in zip(plain.row.parts, recorded.row.parts, strict=True):
+    for a, b in zip(plain.row.head_groups, recorded.row.head_groups, strict=True):
         for (_, x), (_, y) in zip(a.tensors(), b.tensors(), strict=True):
             assert torch.equal(x, y)
     (_, x), (_, y) = (engine.feed([p.row], [ids(5, seed=1)]) for p in (plain, recorded))
@@ -117,9 +117,9 @@ def test_case_17_prompt_logits_do_not_depend_on_what_is_evicted_afterwards() -> 
     """TINY-A: compression acts after the prompt's own attention; the exact prefix is the same with and without it."""
     engine = Engine(tiny_models.build(tiny_models.tiny_a(), "kv_harness"), torch.float32)
     prefix = engine.prefill(ids(200), EVERYTHING)
-    before = [t.clone() for part in prefix.row.parts for _, t in part.tensors()]
+    before = [t.clone() for part in prefix.row.head_groups for _, t in part.tensors()]
     engine.compress(prefix, Stack(keep=conf_tree.keep("sink_h2o", 32), phase="always"))
-    after = [t for part in prefix.row.parts for _, t in part.tensors()]
+    after = [t for part in prefix.row.head_groups for _, t in part.tensors()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     again = engine.prefill(ids(200), Needs())
-    assert torch.equal(again.row.parts[0].keys.read(torch.float32), before[0])
+    assert torch.equal(again.row.head_groups[0].keys.read(torch.float32), before[0])

@@ -30,7 +30,7 @@ def test_control_words_and_echoes_are_said(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     records, said = run(tmp_path, "task=jsonl", f"task.path={path}", "task.max_new_tokens=4")
     assert {r["control_text"] for r in records} == {0} and {r["status"] for r in records} <= {"ok", "not_exercised"}
-    assert said.count("warning: the answer stands in its own question") == 1 and "1 of 2 examples" in said
+    assert said.count("warning: the answer occurs in its own question") == 1 and "1 of 2 examples" in said
     whole = "\n\n".join((rows[0]["context"], rows[0]["question"]))
     assert {r["n_prompt"] for r in records if r["example_id"] == "1"} == {1 + len(whole.encode())}  # BOS and a token a byte
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Scheduler, Served
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.evaluation.recorder import Recorder, Setup
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
@@ -83,8 +84,8 @@ def all_rows() -> Keep:
 
 
 def measured(engine: Engine, stack: Stack) -> dict[str, Any]:
-    found: list[Served] = []
-    Scheduler(engine, 1 << 30).serve([Job(prefix=tuple(ids(90)), stack=stack, held=(3, 4), max_new=3)], found.extend)
+    found: list[Result] = []
+    Scheduler(engine, 1 << 30).serve([Request(prefix=tuple(ids(90)), stack=stack, held=(3, 4), max_new=3)], found.extend)
     assert found[0].status == "ok", found[0].error
     setup = Setup(
         run_id="r", model="m", identity={}, memory_limit=1, attn="a", kv_dtype="float32", shape=engine.shape, progress=False
@@ -117,12 +118,12 @@ def test_bytes_saved_without_loss_count() -> None:
     engine, stack = tiny_models.engine("llama"), Stack(keys=Halves(), values=Halves())
     assert stack.describe() == "same"
     prefix = engine.prefill(ids(90))
-    parts = [replace(p, keys=rounded(p.keys), values=rounded(p.values)) for p in prefix.row.parts]
-    row = replace(prefix, row=replace(prefix.row, parts=tuple(parts)))
+    parts = [replace(p, keys=rounded(p.keys), values=rounded(p.values)) for p in prefix.row.head_groups]
+    row = replace(prefix, row=replace(prefix.row, head_groups=tuple(parts)))
     packed = engine.compress(row, stack)
     assert packed.bytes().total * 2 == row.row.bytes().total
     assert (packed.touched(), packed.storage) == (3 * 2 * 90, "packed")
-    for a, b in zip(packed.parts, row.row.parts, strict=True):
+    for a, b in zip(packed.head_groups, row.row.head_groups, strict=True):
         assert torch.equal(a.keys.read(torch.float32), b.keys.read(torch.float32))
 
 
@@ -136,11 +137,11 @@ def test_every_codec_of_the_project_is_found_to_change_numbers_and_save_bytes(na
     codec = conf_tree.member("codec", name)
     engine = Engine(tiny_models.tiny("llama"), torch.bfloat16)
     row = engine.compress(engine.prefill(ids(290)), Stack(keys=codec, values=codec))
-    encoded = max(row.parts[0].keys.n_encoded, row.parts[0].values.n_encoded)
+    encoded = max(row.head_groups[0].keys.n_encoded, row.head_groups[0].values.n_encoded)
     assert (row.touched(), row.storage) == (3 * 2 * encoded, "packed")
     assert encoded
     (row,), _ = engine.feed([row], [ids(200)])
-    encoded = max(row.parts[0].keys.n_encoded, row.parts[0].values.n_encoded)
+    encoded = max(row.head_groups[0].keys.n_encoded, row.head_groups[0].values.n_encoded)
     assert (row.touched(), row.storage) == (3 * 2 * encoded, "packed")
 
 
@@ -151,12 +152,12 @@ def test_looking_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Int8, "decode", lambda self, e, out: (heads.append(len(out)), out.zero_(), None)[-1])
     row = engine.compress(prefix, Stack(keys=Int8(), values=Int8()))
     assert heads == [1, 1]
-    row.parts[0].append(replace_kv(row), None)
+    row.head_groups[0].append(replace_kv(row), None)
     assert heads == [1, 1]
 
 
 def replace_kv(row: Any) -> Any:
     from harness.types import KV
 
-    x = torch.randn(row.parts[0].heads.n, 1, 32)
-    return KV(x, x, torch.full((row.parts[0].heads.n, 1), 90, dtype=torch.int32))
+    x = torch.randn(row.head_groups[0].heads.n, 1, 32)
+    return KV(x, x, torch.full((row.head_groups[0].heads.n, 1), 90, dtype=torch.int32))

@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import GPT2Config, PretrainedConfig, SmolLM3Config
 
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Scheduler, Served
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.engine.streams import Reading, context_row, read
 from harness.stages.budget import Amount
 from harness.stages.codec.int8 import Int8
@@ -28,9 +29,9 @@ from tests.tiny_models import FAMILIES, SHAPE, build, ids
 ROTARY = [family for family in FAMILIES if family != "gpt2"]
 
 
-def serve(engine: Engine, *stacks: Stack, n: int = 90) -> list[Served]:
-    found: list[Served] = []
-    jobs = [Job(prefix=tuple(ids(n)), stack=stack, held=(3, 4), max_new=6) for stack in stacks]
+def serve(engine: Engine, *stacks: Stack, n: int = 90) -> list[Result]:
+    found: list[Result] = []
+    jobs = [Request(prefix=tuple(ids(n)), stack=stack, held=(3, 4), max_new=6) for stack in stacks]
     Scheduler(engine, 1 << 30).serve(jobs, found.extend)
     return sorted(found, key=lambda one: stacks.index(one.job.stack))
 
@@ -48,7 +49,7 @@ def test_cache_positions_without_eviction_are_the_full_cache(family: str, phase:
     for n in (5, 1, 1):
         rows, logits = engine.feed(rows, [ids(n, seed=n)] * 2)
         torch.testing.assert_close(logits[1], logits[0], atol=2e-5, rtol=2e-5)
-    for part, exact in zip(rows[1].parts, rows[0].parts, strict=True):
+    for part, exact in zip(rows[1].head_groups, rows[0].head_groups, strict=True):
         assert not torch.equal(part.keys.read(torch.float32), exact.keys.read(torch.float32)), "stored without rotation"
 
 
@@ -105,9 +106,9 @@ def test_a_decoded_copy_changes_no_bit_and_has_the_dtype_of_attention(name: str,
         assert (a.curve("nll") == b.curve("nll")).all()
         kept = zip(a.row.kept_positions(), b.row.kept_positions(), strict=True)
         assert all(torch.equal(x, y) for one, other in kept for x, y in zip(one, other, strict=True))
-        views = [side.view_HND for part in b.row.parts for side in (part.keys, part.values)]
+        views = [side.decoded_HND for part in b.row.head_groups for side in (part.keys, part.values)]
         assert all(view is not None and view.dtype == dtype for view in views)
-        n_encoded = sum(s.n_encoded * p.heads.n for p in b.row.parts for s in (p.keys, p.values))
+        n_encoded = sum(s.n_encoded * p.heads.n for p in b.row.head_groups for s in (p.keys, p.values))
         assert b.row.bytes().logical["scratch"] == n_encoded * 32 * dtype.itemsize
         assert b.row.bytes().total == a.row.bytes().total + b.row.bytes().allocated["scratch"]
 

@@ -174,7 +174,7 @@ def _members(
     return (heads, rows // group, 1), found
 
 
-def encoded_rows(rows: int, residual: int, group: int, axis: str) -> int:
+def encoded_tokens(rows: int, residual: int, group: int, axis: str) -> int:
     """Rows stored as codes: those older than the residual; with per-channel groups whole groups of tokens only."""
     old = max(0, rows - residual)
     return old // group * group if axis == "channel" else old
@@ -187,7 +187,7 @@ def int_asym_with_tail(
 
     Groups start at row 0 and at every multiple of the group, so call boundaries do not move them.
     """
-    n = encoded_rows(x_HND.shape[1], residual, group, axis)
+    n = encoded_tokens(x_HND.shape[1], residual, group, axis)
     return int_asym(x_HND[:, :n], bits, group, axis, meta_dtype), x_HND[:, n:]
 
 

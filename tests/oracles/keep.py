@@ -1,4 +1,4 @@
-"""Slow oracles of which rows stay, in plain loops; they know no store, no codec and no model.
+"""Slow oracles of which tokens stay, in plain loops; they know no store, no codec and no model.
 
 Shapes: Q query heads, H KV heads, T tokens, L new tokens, D head dim; query head i reads KV head i // (Q // H).
 A kept set is one sorted list of original positions per KV head.
@@ -19,7 +19,7 @@ Scores = list[list[float]]
 
 
 class Step(NamedTuple):
-    """State after one forward and its eviction: kept positions per KV head, and each kept row's score (empty: none)."""
+    """State after one forward and its eviction: kept positions per KV head, and each kept token's score (empty: none)."""
 
     kept: Kept
     scores: Scores
@@ -29,9 +29,9 @@ class Step(NamedTuple):
 
 
 def row_weights(q_D: Tensor, keys: Sequence[Tensor], q_pos: int, k_pos: Sequence[int], window: int | None) -> list[float]:
-    """Softmax weights of one query over the given rows (keys of D, their positions); invisible rows weigh 0.
+    """Softmax weights of one query over the given tokens (keys of D, their positions); invisible tokens weigh 0.
 
-    A row is visible when it is not later than the query and, with a sliding window, less than `window` tokens back.
+    A token is visible when it is not later than the query and, with a sliding window, less than `window` tokens back.
     Everything is computed in float64 and the weight rounded once to float32.
     """
     scale = 1.0 / math.sqrt(q_D.shape[0])
@@ -94,7 +94,7 @@ def keep_rows(scores: Sequence[float], tokens: int, budget: int, sinks: int, rec
 
 
 def margin(scores: Sequence[float], tokens: int, budget: int, sinks: int, recent: int) -> float:
-    """Gap between the worst heavy row kept and the best one dropped; inf when nothing was chosen, 0 at a tie."""
+    """Gap between the worst heavy token kept and the best one dropped; inf when nothing was chosen, 0 at a tie."""
     kept = set(keep_rows(scores, tokens, budget, sinks, recent))
     middle = range(sinks, max(sinks, tokens - recent))
     inside = [scores[n] for n in middle if n in kept]
@@ -125,7 +125,7 @@ def h2o_scores(q_QTD: Tensor, k_HTD: Tensor, window: int | None = None) -> Score
 
 
 def max_pool(row: Sequence[float], kernel: int) -> list[float]:
-    """Maximum over the kernel centred on each entry; entries outside the row do not exist. Same length."""
+    """Maximum over the kernel centred on each entry; entries outside the list do not exist. Same length."""
     half = kernel // 2
     return [max(row[max(0, n - half) : n + half + 1]) for n in range(len(row))]
 
@@ -138,7 +138,7 @@ def snapkv_scores(q_QTD: Tensor, k_HTD: Tensor, window: int = 32, kernel: int = 
 
 
 def tova_scores(q_QTD: Tensor, k_HTD: Tensor, window: int | None = None) -> list[float]:
-    """Weights of the last query, mean over all query heads: one row for the whole layer."""
+    """Weights of the last query, mean over all query heads: one list for the whole layer."""
     kv_heads, tokens = k_HTD.shape[:2]
     return last_query_mean(q_QTD[:, -1], [list(k_HTD[h]) for h in range(kv_heads)], tokens - 1, range(tokens), window)
 
@@ -146,7 +146,7 @@ def tova_scores(q_QTD: Tensor, k_HTD: Tensor, window: int | None = None) -> list
 def last_query_mean(
     q_QD: Tensor, keys: Sequence[Sequence[Tensor]], q_pos: int, k_pos: Sequence[int], window: int | None
 ) -> list[float]:
-    """Mean over all query heads of one query's weights; keys: per KV head, the rows at the shared positions k_pos."""
+    """Mean over all query heads of one query's weights; keys: per KV head, the tokens at the shared positions k_pos."""
     heads = q_QD.shape[0]
     group = heads // len(keys)
     rows = [row_weights(q_QD[i], keys[i // group], q_pos, k_pos, window) for i in range(heads)]

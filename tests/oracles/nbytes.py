@@ -1,6 +1,6 @@
 """Closed formulas of the bytes of one layer's store; they know no tensor, no policy and no model.
 
-Arguments: heads = KV heads, rows = stored tokens per KV head, dim = head dim, elem = bytes of an exact value, meta = bytes of a
+Arguments: heads = KV heads, tokens = stored tokens per KV head, dim = head dim, elem = bytes of an exact value, meta = bytes of a
 scale or a minimum. Every formula covers K and V together and returns bytes by kind.
 """
 
@@ -14,8 +14,8 @@ POSITION = 4  # int32
 SCORE = 4  # fp32
 
 
-def exact_rows(heads: int, rows: int, dim: int, elem: int = 2) -> Sizes:
-    """Rows as they are: the full cache, or what eviction left; a full cache stores no positions."""
+def exact_tokens(heads: int, rows: int, dim: int, elem: int = 2) -> Sizes:
+    """Tokens as they are: the full cache, or what eviction left; a full cache stores no positions."""
     return {"payload": 2 * heads * rows * dim * elem}
 
 
@@ -24,11 +24,11 @@ def int8_per_token(heads: int, rows: int, dim: int, meta: int = 2) -> Sizes:
     return {"payload": 2 * heads * rows * dim, "metadata": 2 * heads * rows * meta}
 
 
-def int4_side(heads: int, rows: int, dim: int, group: int, residual: int, axis: str, elem: int = 2, meta: int = 2) -> Sizes:
+def int4_store(heads: int, rows: int, dim: int, group: int, residual: int, axis: str, elem: int = 2, meta: int = 2) -> Sizes:
     """K or V alone in packed 4-bit groups (a minimum and a scale each) with an exact tail.
 
     axis "channel": groups of `group` tokens of one channel, whole groups beyond the residual are encoded;
-    axis "token": groups of `group` channels of one token, every row beyond the residual is encoded.
+    axis "token": groups of `group` channels of one token, every token beyond the residual is encoded.
     """
     old = max(0, rows - residual)
     encoded = old // group * group if axis == "channel" else old
@@ -51,12 +51,12 @@ def int4_groups(
     meta: int = 2,
 ) -> Sizes:
     """K along `key_axis`, V per token."""
-    keys = int4_side(heads, rows, dim, group, residual, key_axis, elem, meta)
-    return add(keys, int4_side(heads, rows, dim, group, residual, "token", elem, meta))
+    keys = int4_store(heads, rows, dim, group, residual, key_axis, elem, meta)
+    return add(keys, int4_store(heads, rows, dim, group, residual, "token", elem, meta))
 
 
 def eviction(heads: int, rows: int, scores: bool) -> Sizes:
-    """What an evicted store holds besides its rows: a position per row and KV head, and a kept score where it has one."""
+    """What an evicted store holds besides its tokens: a position per token and KV head, and a kept score where it has one."""
     return {"positions": heads * rows * POSITION, "state": heads * rows * SCORE if scores else 0}
 
 
@@ -66,7 +66,7 @@ def keeps_h2o_scores(phase: str) -> bool:
 
 
 def sliding_rows(tokens: int, window: int) -> int:
-    """Rows a sliding-window layer holds."""
+    """Tokens a sliding-window layer holds."""
     return min(tokens, window)
 
 

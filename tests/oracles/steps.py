@@ -1,7 +1,7 @@
 """Slow oracles of eviction after every forward; they know no store, no codec and no model.
 
-A run is a prefill and then steps of one or more new tokens. A forward attends to the rows kept so far and to its own new
-rows, causally by original position; eviction follows it, back to a token budget that never changes.
+A run is a prefill and then steps of one or more new tokens. A forward attends to the tokens kept so far and to its own new
+tokens, causally by original position; eviction follows it, back to a token budget that never changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run_h2o_steps(
     k_stored_HTD: Tensor | None = None,
     window: int | None = None,
 ) -> list[Step]:
-    """H2O: scores grow by the mean over the group of what the new queries give; an evicted row loses its score.
+    """H2O: scores grow by the mean over the group of what the new queries give; an evicted token loses its score.
 
     Args:
         q_steps: rotated queries of each forward, [Q, L, D]; the first is the prompt's.
@@ -41,7 +41,7 @@ def run_h2o_steps(
         budget: tokens per KV head, fixed.
         sinks: first tokens never evicted.
         recent: last tokens never evicted; None: half the budget after sinks.
-        k_stored_HTD: what a row reads as in the forwards after its own (decoded keys); None: the exact keys.
+        k_stored_HTD: what a token reads as in the forwards after its own (decoded keys); None: the exact keys.
         window: sliding window of the layer's attention, if any.
     """
     recent = default_recent(budget, sinks) if recent is None else recent
@@ -75,7 +75,7 @@ def run_tova_steps(
     k_stored_HTD: Tensor | None = None,
     window: int | None = None,
 ) -> list[Step]:
-    """TOVA: after each forward the budget's best by the last query's weights over kept and new rows; one set per layer.
+    """TOVA: after each forward the budget's best by the last query's weights over kept and new tokens; one set per layer.
 
     Arguments as in `run_h2o_steps`; the scores of a step are its weights, nothing is carried over.
     """
@@ -113,5 +113,5 @@ def run_knorm_steps(
 
 
 def read_keys(k_TD: Tensor, stored_TD: Tensor | None, at: Sequence[int], seen: int) -> list[Tensor]:
-    """Keys a forward reads: exact for its own rows (position >= seen), as stored for the older ones."""
+    """Keys a forward reads: exact for its own tokens (position >= seen), as stored for the older ones."""
     return [k_TD[p] if stored_TD is None or p >= seen else stored_TD[p] for p in at]

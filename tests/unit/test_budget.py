@@ -1,4 +1,4 @@
-"""Budgets: decimal fractions exactly, the most rows for a number of bytes, refusals in one line."""
+"""Budgets: decimal fractions exactly, the most tokens for a number of bytes, refusals in one line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_tokens_are_taken_as_they_are() -> None:
 
 
 def most_rows(stack: Stack, context: int, value: int) -> int:
-    """By trying every number of rows."""
+    """By trying every number of tokens."""
     fits = [n for n in range(context + 1) if predict(stack, SHAPE, n, 2, context) <= value]
     return max(fits, default=0)
 
@@ -66,7 +66,7 @@ def test_bytes_give_the_most_rows_that_fit(name: str) -> None:
 
 
 def test_the_bytes_of_the_whole_context_keep_it_whole() -> None:
-    """A full context stores no positions, so it takes less than one that lost a row."""
+    """A full context stores no positions, so it takes less than one that lost a token."""
     stack = conf_tree.stack("snapkv", "keep.budget.unit=bytes", f"keep.budget.value={SHAPE.full_bytes(200, 2)}")
     assert stack.budget(200, lambda n: predict(stack, SHAPE, n, 2, 200)) == 200
 

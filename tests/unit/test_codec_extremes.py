@@ -205,7 +205,7 @@ STDLIB = "stdlib"
         (IntGroups, {"group": None}, r"codec\.group=None is not possible: a whole row .* axis=token"),
         (IntGroups, {"axis": "row"}, r"codec\.axis='row' is not possible: allowed are auto, channel, token, head, tensor"),
         (IntGroups, {"residual": -1}, r"codec\.residual=-1"),
-        (IntGroups, {"axis": "channel", "flush_rows": 48}, r"codec\.flush_rows=48 .* a multiple of the 32 tokens"),
+        (IntGroups, {"axis": "channel", "flush_tokens": 48}, r"codec\.flush_tokens=48 .* a multiple of the 32 tokens"),
         (Kivi, {"residual": 100}, r"codec\.residual=100 is not possible: a multiple of the group, 32"),
         (Kivi, {"axis": "token"}, r"codec\.axis='token'"),
         (Float8, {"format": "e3m4"}, r"codec\.format='e3m4' is not possible: allowed are e4m3, e5m2"),

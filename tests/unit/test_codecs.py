@@ -13,7 +13,7 @@ from harness.stages.codec.fp8 import Float8
 from harness.stages.codec.hadamard import Hadamard
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
-from harness.stages.encoded import Encoded, RowIndex
+from harness.stages.encoded import Encoded, TokenIndex
 from tests.codec_rows import (
     CODECS,
     DTYPES,
@@ -182,10 +182,10 @@ def test_exact_rows_come_back_bit_for_bit() -> None:
 
 def test_a_hadamard_row_by_hand() -> None:
     codec = Hadamard(inner=Exact())
-    (row,) = codec.encode(torch.tensor([[[2.0, 4.0, 6.0, 8.0]]])).payload["rows"]
+    (row,) = codec.encode(torch.tensor([[[2.0, 4.0, 6.0, 8.0]]])).payload["tokens"]
     assert row.tolist() == [[10, -2, -4, 0]]  # sums with signs ++++, +-+-, ++--, +--+, over sqrt(4)
     x = normal(2, 5, D)
-    got = encoded(codec, x).payload["rows"]
+    got = encoded(codec, x).payload["tokens"]
     assert torch.allclose(got.double(), x.double() @ torch.tensor(oracle.hadamard(D)).double() / 8, atol=1e-6)
 
 
@@ -259,9 +259,9 @@ def test_the_tail_equals_the_oracle_and_is_exact(name: str) -> None:
         rows = stored(codec, x, chunks(n, 13))
         assert rows.tail_HND is not None
         assert torch.equal(rows.tail_HND, x[:, rows.n_encoded :])
-        if isinstance(codec, IntGroups) and codec.flush_rows is None:
+        if isinstance(codec, IntGroups) and codec.flush_tokens is None:
             axis = "token" if codec.block == 1 else "channel"
-            assert rows.n_encoded == oracle.encoded_rows(n, codec.residual, codec.group or 1, axis)
+            assert rows.n_encoded == oracle.encoded_tokens(n, codec.residual, codec.group or 1, axis)
 
 
 def test_case_10_kivi_as_published() -> None:
@@ -300,7 +300,7 @@ def test_rows_are_taken_as_they_were_encoded(name: str) -> None:
     newer = normal(2, 8, D, seed=1)
     e, later = codec.encode(x), codec.encode(newer)
     both = torch.cat((decode(codec, e, x), decode(codec, later, newer)), 1)
-    got = decode(codec, e.take(RowIndex(index), later), x[:, :5])
+    got = decode(codec, e.take(TokenIndex(index), later), x[:, :5])
     assert torch.equal(got, both.gather(1, index[:, :, None].expand(-1, -1, D)))
 
 

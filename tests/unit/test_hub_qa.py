@@ -180,7 +180,7 @@ def test_a_yaml_is_the_schema_and_pins_a_commit(name: str) -> None:
         ({"data": [{"paragraphs": [{"qas": [{"id": "a", "question": "q", "answers": []}]}]}]}, "no text 'context'"),
         ({"data": [{"paragraphs": [{"context": "c", "qas": [{"id": 1, "question": "q", "answers": []}]}]}]}, "'id'"),
         ({"data": []}, "holds no question with an answer"),
-        ({"data": SQUAD["data"] * 2}, "id 'a' stands twice"),
+        ({"data": SQUAD["data"] * 2}, "id 'a' occurs twice"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, content: object, says: str) -> None:

@@ -84,7 +84,7 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
         ({**GOOD, "id": [1]}, r"id=\[1\] is not"),
         ({**GOOD, "group": 1.5}, "group=1.5 is not"),
         ({**GOOD, "distractors": {}}, r"distractors=\{\} is not"),
-        ({**GOOD, "id": "1"}, "id '1' stands on an earlier line"),
+        ({**GOOD, "id": "1"}, "id '1' is also on an earlier line"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, row: object, wrong: str) -> None:

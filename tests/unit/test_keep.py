@@ -1,4 +1,4 @@
-"""Kept sets of every scorer equal the slow oracle on random tensors: shapes, budgets, ties, protected rows, ragged splits."""
+"""Kept sets of every scorer equal the slow oracle on random tensors: shapes, budgets, ties, protected tokens, ragged splits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.stages.score.recency import Recency
 from harness.stages.score.snapkv import SnapKV
 from harness.stages.score.tova import Tova
 from tests import conf_tree
-from tests.kept import kept_rows, same_rows
+from tests.kept import kept_tokens, same_tokens
 from tests.oracles import hand
 from tests.oracles import keep as oracle
 from tests.views import view
@@ -37,8 +37,8 @@ def tensors(q_heads: int, kv_heads: int, tokens: int, seed: int = 0) -> tuple[Te
 
 
 def select(keep: Keep, found: LayerView, tokens: int) -> list[list[int]]:
-    """Kept rows per KV head."""
-    (index,) = kept_rows(keep, [found], tokens)
+    """Kept tokens per KV head."""
+    (index,) = kept_tokens(keep, [found], tokens)
     if index is None:
         return [list(range(found.n)) for _ in range(found.pos_HN.shape[0])]
     return [row.tolist() for part in index for row in part]
@@ -59,7 +59,7 @@ def test_h2o(heads: tuple[int, int], sinks: int, recent: int | None) -> None:
         found = select(rule(H2O(), sinks=sinks, recent=recent), view(q, k), budget)
         wanted = oracle.keep_h2o(q, k, budget, sinks, recent)
         for a, b, scores in zip(found, wanted, oracle.h2o_scores(q, k), strict=True):
-            same_rows(a, b, scores)
+            same_tokens(a, b, scores)
 
 
 @pytest.mark.parametrize(("heads", "n", "budget"), SHAPES)
@@ -69,7 +69,7 @@ def test_knorm(heads: tuple[int, int], n: int, budget: int) -> None:
         found = select(rule(KeyNorm(), sinks=sinks, recent=recent), view(q, k), budget)
         wanted = oracle.keep_knorm(k, budget, sinks, 0 if recent is None else recent)
         for a, b, scores in zip(found, wanted, oracle.knorm_scores(k), strict=True):
-            same_rows(a, b, scores)
+            same_tokens(a, b, scores)
 
 
 @pytest.mark.parametrize(("heads", "n", "budget"), SHAPES)
@@ -78,7 +78,7 @@ def test_tova_keeps_one_set_for_all_heads(heads: tuple[int, int], n: int, budget
     found = select(rule(Tova()), view(q, k), budget)
     assert all(row == found[0] for row in found)
     for a, b in zip(found, oracle.keep_tova(q, k, budget), strict=True):
-        same_rows(a, b, oracle.tova_scores(q, k))
+        same_tokens(a, b, oracle.tova_scores(q, k))
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
@@ -92,7 +92,7 @@ def test_snapkv(heads: tuple[int, int], window: int, kernel: int) -> None:
         wanted = oracle.keep_snapkv(q, k, budget, window, kernel)
         scores = oracle.snapkv_scores(q, k, window, kernel)
         for a, b, row in zip(found, wanted, scores, strict=True):
-            same_rows(a, b, [*row, *[0.0] * window])
+            same_tokens(a, b, [*row, *[0.0] * window])
 
 
 def test_case_22_a_prompt_shorter_than_the_observation_window_is_kept_whole() -> None:
@@ -125,7 +125,7 @@ def test_random_keeps_the_protected_rows_and_follows_its_seed(n: int, budget: in
 
 
 def test_random_lots_stay_with_their_row() -> None:
-    """A row's lot depends on layer, head and position only: not on how many tokens came after."""
+    """A token's random score depends on layer, head and position only: not on how many tokens came after."""
     q, k = tensors(4, 2, 60)
     short, whole = view(q[:, :40], k[:, :40]), view(q, k)
     assert torch.equal(Random().score(short), Random().score(whole)[:, :40])
@@ -150,7 +150,7 @@ def test_hand_worked_sets() -> None:
 
 
 def test_scores_are_protected_by_place_not_by_a_sentinel() -> None:
-    """Rows outside sinks and recent compete by score even when it is hugely negative; protected ones never do."""
+    """Tokens outside sinks and recent compete by score even when it is hugely negative; protected ones never do."""
 
     class Steep(Scorer):
         def score(self, view: LayerView) -> Tensor:
@@ -166,7 +166,7 @@ def test_a_score_that_is_not_finite_is_refused() -> None:
             return torch.full(view.pos_HN.shape, float("nan"))
 
     q, k = tensors(4, 2, 12)
-    with pytest.raises(ValueError, match=r"keep\.scorer=Broken gave a score that is not finite in layer 0"):
+    with pytest.raises(ValueError, match=r"keep\.scorer=Broken returned a score that is not finite in layer 0"):
         select(rule(Broken(), sinks=1, recent=2), view(q, k), 5)
 
 
@@ -187,11 +187,11 @@ def test_layers_and_heads_get_their_own_numbers() -> None:
     q, k = tensors(4, 2, 40)
     keep = rule(KeyNorm(), sinks=2, recent=3, layers=Falling(), heads=First())
     scores = oracle.knorm_scores(k)
-    for index, budget in zip(kept_rows(keep, [view(q, k)] * 3, 16), (20, 16, 12), strict=True):
+    for index, budget in zip(kept_tokens(keep, [view(q, k)] * 3, 16), (20, 16, 12), strict=True):
         assert index is not None
         for row, score, extra in zip(index, scores, (2, -2), strict=True):
             assert row.shape == (1, budget + extra)
-            same_rows(row[0].tolist(), oracle.keep_rows(score, 40, budget + extra, 2, 3), score)
+            same_tokens(row[0].tolist(), oracle.keep_rows(score, 40, budget + extra, 2, 3), score)
 
 
 # --- cases 20 and 21 ---------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_layers_and_heads_get_their_own_numbers() -> None:
 
 @pytest.mark.parametrize("name", conf_tree.members("keep"))
 def test_case_20_short_prompts_never_lose_everything(name: str) -> None:
-    """Prompts of 1, 2 and 3 tokens, 60% and 99% removed: at least one row stays, or the request is refused in one line."""
+    """Prompts of 1, 2 and 3 tokens, 60% and 99% removed: at least one token stays, or the request is refused in one line."""
     for n, fraction in product((1, 2, 3), (0.4, 0.01)):
         q, k = tensors(4, 2, n)
         keep = conf_tree.member("keep", name, f"budget.value={fraction}")
@@ -254,6 +254,6 @@ def test_every_member_keeps_its_budget_in_order_and_is_deterministic(name: str) 
         assert sum(map(len, found)) <= n_kv * min(n, budget)
         if name != "duo":  # once a retrieval head keeps everything the rest is not spent
             assert sum(map(len, found)) == n_kv * min(n, budget)
-        for row in found:  # heads may hold different numbers of rows
+        for row in found:  # heads may hold different numbers of tokens
             oracle.check_protected([row], n, len(row), sinks, min(recent, n))
         assert select(keep, view(q.clone(), k.clone()), budget) == found

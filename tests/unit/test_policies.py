@@ -16,7 +16,7 @@ from harness.stages.score.scissorhands import Scissorhands
 from harness.stages.score.snapkv import SnapKV
 from harness.stages.score.vatp import Vatp
 from tests import conf_tree
-from tests.kept import same_rows
+from tests.kept import same_tokens
 from tests.oracles import keep as oracle
 from tests.oracles import policies
 from tests.oracles.keep import Scores
@@ -32,7 +32,7 @@ def check(scorer: Scorer, found: LayerView, budget: int, scores: Scores, sinks: 
     assert len(kept) == len(scores)
     for rows, wanted in zip(kept, scores, strict=True):
         padded = [*wanted, *[0.0] * (found.n - len(wanted))]
-        same_rows(rows, oracle.keep_rows(padded, found.n, budget, sinks, recent), padded)
+        same_tokens(rows, oracle.keep_rows(padded, found.n, budget, sinks, recent), padded)
 
 
 @heads

@@ -1,4 +1,4 @@
-"""Budgets of layers and KV heads equal their oracles, to the row: pyramid, entropy, Ada-KV, retrieval heads."""
+"""Budgets of layers and KV heads equal their oracles, to the token: pyramid, entropy, Ada-KV, retrieval heads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from harness.stages.score.recency import Recency
 from harness.stages.score.snapkv import SnapKV
 from harness.stages.stack import Stack
 from tests import conf_tree
-from tests.kept import same_rows
+from tests.kept import same_tokens
 from tests.oracles import keep as oracle
 from tests.oracles import policies
 from tests.views import HEADS, chosen, rule, tensors, view
@@ -98,7 +98,7 @@ def test_pyramid_by_hand() -> None:
     assert split(Pyramid(protected=32), 72, 3, 100) == [100, 72, 44]
     # two 40s do not fit in 79 tokens: every layer gets as much
     assert split(Pyramid(protected=32), 72, 3, 79) == [72, 72, 72]
-    # B = 21, four layers: from 41 to 1 in steps of 13 1/3; whole steps of 13 end at 2, one row too many
+    # B = 21, four layers: from 41 to 1 in steps of 13 1/3; whole steps of 13 end at 2, one token too many
     assert split(Pyramid(), 21, 4, 400) == [41, 28, 14, 1]
     assert split(Pyramid(rounding="floor"), 21, 4, 400) == [41, 28, 15, 2]
 
@@ -112,7 +112,7 @@ def test_pyramid_takes_what_the_keep_protects() -> None:
 
 
 def test_pyramidkv_rows_are_snapkvs_under_each_layers_own_budget() -> None:
-    """Case 16 for a whole policy: layers hold different numbers of rows, each the best by its own scores."""
+    """Case 16 for a whole policy: layers hold different numbers of tokens, each the best by its own scores."""
     keep = conf_tree.keep("pyramidkv", 60)
     views = layers(4, 150)
     kept = chosen(keep, views, 60)
@@ -122,12 +122,14 @@ def test_pyramidkv_rows_are_snapkvs_under_each_layers_own_budget() -> None:
         q, k, _ = tensors(4, 2, 150, seed=i)
         scores = oracle.snapkv_scores((1 + i) * q, k)
         for found, wanted, score in zip(rows, oracle.keep_snapkv((1 + i) * q, k, budget), scores, strict=True):
-            same_rows(found, wanted, [*score, *[0.0] * 32])
+            same_tokens(found, wanted, [*score, *[0.0] * 32])
 
 
 def test_a_layer_too_small_for_its_sinks_and_recent_rows_is_refused_by_name() -> None:
     keep = rule(H2O(), sinks=4, recent=2, layers=Pyramid(protected=0))
-    with pytest.raises(UserError, match=r"keep\.layers=Pyramid gives layer 2 1 of 20 rows a head: .* need at least 6"):
+    with pytest.raises(
+        UserError, match=r"keep\.layers=Pyramid sets 1 tokens a head in layer 2 \(mean 20\): .* need at least 6"
+    ):
         keep.choose(layers(3, 100), 20)
 
 
@@ -151,7 +153,7 @@ def test_entropy_shares_are_the_oracles(heads: tuple[int, int]) -> None:
 
 
 def test_what_a_layer_cannot_use_goes_to_the_others() -> None:
-    """One layer looks at nothing but its own row: the others share what there is, at most all rows each."""
+    """One layer looks at nothing but its own token: the others share what there is, at most all tokens each."""
     _, k, v = tensors(2, 2, 40)
     sharp = view(200 * k, k, v)  # every query finds its own key
     assert Entropy(floor=0.0).split(30, [*layers(2, 40), sharp])[:2] == [40, 40]
@@ -191,7 +193,7 @@ def test_adakv_keeps_each_heads_best_rows_and_the_layers_total(heads: tuple[int,
         counts = policies.adakv_counts(scores, budget - 32, "0.2")
         for rows, score, count in zip(kept, scores, counts, strict=True):
             padded = [*score, *[0.0] * 32]
-            same_rows(rows, oracle.keep_rows(padded, tokens, count + 32, 0, 32), padded)
+            same_tokens(rows, oracle.keep_rows(padded, tokens, count + 32, 0, 32), padded)
         assert sum(map(len, kept)) == heads[1] * budget
         assert heads[1] == 1 or len({len(rows) for rows in kept}) > 1 or budget == 89
 
@@ -222,13 +224,13 @@ def test_layers_get_what_their_retrieval_heads_need() -> None:
     views = layers(3, 200)
     keep = rule(Recency(), sinks=4, recent=6, layers=RetrievalLayers(heads=pairs), heads=RetrievalHeads(heads=pairs))
     kept = chosen(keep, views, 40)
-    # 30 rows beyond the protected 10, 6 heads: 180 rows over 3 retrieval heads
+    # 30 tokens beyond the protected 10, 6 heads: 180 tokens over 3 retrieval heads
     assert [[len(rows) for rows in layer] for layer in kept] == [[70, 10], [10, 10], [70, 70]]
     assert sum(len(rows) for layer in kept for rows in layer) == 40 * 6
     for head in (kept[0][1], *kept[1]):
         assert head == [*range(4), *range(194, 200)]
     assert kept[0][0] == [*range(4), *range(134, 200)]
-    # 190 rows each would be more than all: they keep everything, the rest of the budget is not spent
+    # 190 tokens each would be more than all: they keep everything, the rest of the budget is not spent
     assert [[len(r) for r in layer] for layer in chosen(keep, views, 150)] == [[200, 10], [10, 10], [200, 200]]
     assert chosen(keep, views, 200) == [[list(range(200))] * 2] * 3
 
@@ -284,7 +286,7 @@ def test_settings_are_refused_in_one_line(make: Callable[[], object], says: str)
 
 @pytest.mark.parametrize("group", ["layers", "heads"])
 def test_every_member_of_a_group_is_tried_with_every_keep(group: str) -> None:
-    """Whatever split is put into whatever keep: never more than the budget, protected rows there, or one line of refusal."""
+    """Whatever split is put into whatever keep: never more than the budget, protected tokens there, or one line of refusal."""
     views = layers(3, 130)
     for name in conf_tree.members(group):
         part = conf_tree.split(group, name)
@@ -294,7 +296,7 @@ def test_every_member_of_a_group_is_tried_with_every_keep(group: str) -> None:
             try:
                 kept = chosen(keep, views, 60)
             except UserError as error:
-                assert "gives layer" in str(error)
+                assert "tokens a head in layer" in str(error)
                 continue
             assert sum(len(rows) for layer in kept for rows in layer) <= 60 * 6
             for rows in (rows for layer in kept for rows in layer):

@@ -113,11 +113,11 @@ def test_every_codec_with_every_keep_runs_or_says_what_does(name: str, phase: st
 def test_an_exact_tail_that_eviction_would_cut_is_refused() -> None:
     tail = IntGroups(axis="token", residual=32)
     stack = Stack(keep=keep(recent=31), phase="always", keys=tail, values=tail)
-    with pytest.raises(UserError, match=r"evicts from the 32 exact newest rows .* keep\.recent >= 32, codec residual <= 31"):
+    with pytest.raises(UserError, match=r"evicts from the 32 exact newest tokens .* keep\.recent >= 32, codec residual <= 31"):
         stack.budget(1000, lambda n: n)
     assert Stack(keep=keep(recent=32), phase="always", keys=tail, values=tail).budget(1000, lambda n: n) == 64
-    frozen = conf_tree.member("codec", "fp8_e4m3")  # 32 rows wait for one another, then none do
-    with pytest.raises(UserError, match=r"evicts from the 31 exact newest rows .* a larger budget where the scale is frozen"):
+    frozen = conf_tree.member("codec", "fp8_e4m3")  # 32 tokens wait for one another, then none do
+    with pytest.raises(UserError, match=r"evicts from the 31 exact newest tokens .* a larger budget where the scale is frozen"):
         Stack(keep=keep(tokens=30), phase="always", keys=frozen).budget(1000, lambda n: n)
     assert Stack(keep=keep(tokens=31), phase="always", keys=frozen).budget(1000, lambda n: n) == 31
     assert Stack(keep=keep(recent=0), phase="always", keys=frozen).budget(1000, lambda n: n) == 64

@@ -102,7 +102,7 @@ def test_a_byte_tokenizer_is_refused_unless_it_is_asked_for(tmp_path: Path) -> N
 def test_a_tokenizer_that_changes_text_is_refused(tmp_path: Path) -> None:
     core = bytewise()
     core.normalizer = normalizers.Lowercase()
-    with pytest.raises(UserError, match="does not give text back"):
+    with pytest.raises(UserError, match="does not return the same text"):
         Tokenizer.load(saved(core, tmp_path), max_length=512, bytewise=True)
 
 

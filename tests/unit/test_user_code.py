@@ -47,7 +47,7 @@ class Short(Scorer):
 
 
 def test_a_codec_whose_metadata_has_no_token_axis_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"codec int8 encoded 10 rows of 2 heads .* 'scale' of shape \(2, 1, 1\)"):
+    with pytest.raises(ValueError, match=r"codec int8 encoded 10 tokens of 2 heads .* 'scale' of shape \(2, 1, 1\)"):
         TokenStore.of(torch.randn(2, 10, 4), HeadScale(), None)
 
 
@@ -59,7 +59,7 @@ def test_a_codec_that_returns_rows_is_refused() -> None:
 def test_a_score_of_the_wrong_shape_is_refused() -> None:
     pos = torch.arange(10, dtype=torch.int32).expand(2, 10)
     view = LayerView(0, 10, pos, Stats(), lambda: torch.zeros(2, 10, 4), lambda: torch.zeros(2, 10, 4))
-    with pytest.raises(ValueError, match=r"Short gave scores of shape \(2, 9\), not \[H, N\] = \(2, 10\)"):
+    with pytest.raises(ValueError, match=r"Short returned scores of shape \(2, 9\), not \[H, N\] = \(2, 10\)"):
         Keep(scorer=Short(), budget=Amount(unit="tokens", value=4)).choose([view], 4)
 
 

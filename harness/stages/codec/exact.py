@@ -1,4 +1,4 @@
-"""Rows stored as they came, in the cache dtype; it knows nothing of eviction or of where rows come from."""
+"""No quantization: keys and values in the cache dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.stages.encoded import Encoded
 
 @dataclass(frozen=True, kw_only=True)
 class Exact(Codec):
-    """No quantization. Bytes: n * d * itemsize per KV head."""
+    """x' = x. Bytes: n * d * itemsize per KV head."""
 
     name: str = "exact"
 
@@ -21,14 +21,14 @@ class Exact(Codec):
         return False
 
     @property
-    def by_rows(self) -> bool:
+    def by_tokens(self) -> bool:
         return True
 
     def encode(self, x_HND: Tensor) -> Encoded:
-        return Encoded({"rows": x_HND}, {}, int(x_HND.shape[1]))
+        return Encoded({"tokens": x_HND}, {}, int(x_HND.shape[1]))
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
-        out_HND.copy_(e.payload["rows"])
+        out_HND.copy_(e.payload["tokens"])
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
         return h * n * d * itemsize, 0

@@ -1,4 +1,4 @@
-"""Scales that never change: where they come from, what shares one, and what they cannot hold. It knows no number format."""
+"""Codecs of one byte an element whose scales are constant: unit, frozen on the first tokens, or calibrated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.errors import UserError, require
 from harness.stages.codec.base import Codec
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Calibration, Limits
-from harness.stages.rounding import keep_finite, round_up
+from harness.stages.rounding import clamp_to_range, round_up
 
 AXES = ("channel", "head", "tensor")
 SCALES = ("unit", "frozen", "calibrated")
@@ -21,18 +21,18 @@ TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class FixedScale(Codec):
-    """x' = s * code(x / s), one byte an element, s constant; what the code range cannot hold is clamped and counted.
+    """x' = s * code(x / s), one byte an element, s constant; elements outside the code range are clamped and counted.
 
-    Rows are independent: any of them can be evicted later, new ones need no metadata.
+    Tokens are independent: any can be evicted later, and new ones need no metadata.
 
     scale:
         "unit": s = 1;
-        "frozen": from the largest |x| of the first `first` rows that are stored, which wait exact for one another (so that
+        "frozen": s from the largest |x| of the first `first` tokens, which stay exact until all of them are there (so that
             codes do not depend on how calls were chunked);
-        "calibrated": from the calibration's limits.
-    axis, what shares s: "channel" (of a head and layer), "head" (of a layer), "tensor" (keys, or values, of a layer).
-    Bytes per KV head: n * d, and once 4 * d ("channel") or 4 (else; kept a head, so that heads can be cut apart) for fp32
-    scales, none with "unit".
+        "calibrated": s from limits measured on calibration text.
+    axis, what shares s: "channel" (of a head), "head" (of a layer), "tensor" (keys, or values, of a layer).
+    Bytes per KV head: n * d, and for fp32 scales once 4 * d ("channel") or 4 ("head"; "tensor" too, which stores its scale
+    once a head, as heads may be separated later); none with "unit".
     """
 
     name: str
@@ -47,7 +47,7 @@ class FixedScale(Codec):
     def __post_init__(self) -> None:
         require(self.scale in SCALES, "codec.scale", self.scale, f"allowed are {', '.join(SCALES)}")
         require(self.axis in AXES, "codec.axis", self.axis, f"allowed are {', '.join(AXES)}")
-        require(isinstance(self.first, int) and self.first > 0, "codec.first", self.first, "a positive number of rows")
+        require(isinstance(self.first, int) and self.first > 0, "codec.first", self.first, "a positive number of tokens")
         ok = isinstance(self.sinks, int) and self.sinks >= 0
         require(ok, "codec.sinks", self.sinks, "a number of first tokens that stay exact, 0 or more")
         if self.scale == "calibrated":
@@ -66,14 +66,14 @@ class FixedScale(Codec):
 
     @abstractmethod
     def from_codes(self, codes: Tensor, out: Tensor) -> None:
-        """Write codes as numbers."""
+        """Write the codes as numbers, before the scale, into `out`."""
 
     def leaving(self, tail: int, encoded: int) -> int:
-        """All of them, once there are enough to freeze a scale on."""
+        """All of them; under scale=frozen none before `first` are there."""
         return 0 if self.scale == "frozen" and not encoded and tail < self.first else tail
 
     @property
-    def by_rows(self) -> bool:
+    def by_tokens(self) -> bool:
         return True
 
     def info(self) -> dict[str, object]:
@@ -84,7 +84,7 @@ class FixedScale(Codec):
         return {"codec": self.name, "bits": 8, **axis, "scale": self.scale, **first, **about}
 
     def calibrated(self, limits: Limits) -> FixedScale:
-        """With the limits it asked for."""
+        """With measured limits."""
         return replace(self, limits=limits)
 
     def fit(self, x_HND: Tensor, heads: Heads) -> FixedScale:
@@ -109,7 +109,7 @@ class FixedScale(Codec):
             by_layer = limit_HC.view(layers, -1)
             limit_HC = by_layer.amax(1, keepdim=True).expand_as(by_layer).reshape(-1, 1)
         scale = round_up(limit_HC / self.top, torch.float32)
-        return scale.clamp(min=TINY)  # a channel that was all zeros: whatever else comes there is clamped and counted
+        return scale.clamp(min=TINY)  # a channel of zeros: later non-zero elements are clamped and counted
 
     def encode(self, x_HND: Tensor) -> Encoded:
         x, shared = x_HND.float(), {}
@@ -123,7 +123,7 @@ class FixedScale(Codec):
         self.from_codes(e.payload["codes"], out_HND)
         if e.shared:
             out_HND.mul_(e.shared["scale"][:, None])
-        keep_finite(out_HND)
+        clamp_to_range(out_HND)
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
         constants = 0 if self.scale == "unit" or not n else d if self.axis == "channel" else 1

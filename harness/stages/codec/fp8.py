@@ -1,4 +1,4 @@
-"""Eight-bit floats; it knows nothing of eviction or of where rows or limits come from."""
+"""FP8: 8-bit floats, e4m3 and e5m2."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 @dataclass(frozen=True, kw_only=True)
 class Float8(FixedScale):
-    """x' = s * fp8(clamp(x / s, -max, max)), max 448 (e4m3) or 57344 (e5m2), s = limit / max.
+    """x' = s * fp8(clamp(x / s, -max, max)), max = 448 (e4m3) or 57344 (e5m2), s = limit / max. Formats: arXiv 2209.05433.
 
-    An element inside the limit is off by at most 1/16 (e4m3) or 1/8 (e5m2) of itself, or half of the smallest subnormal
-    (s * 2^-10, s * 2^-17). Keys and values have scales of their own. The variants people run: one unit scale (serving engines
-    without a calibrated checkpoint), one frozen scale a head or tensor from the first rows, a calibrated one.
+    Error of an element inside the limit: at most 1/16 (e4m3) or 1/8 (e5m2) of it, or half of the smallest subnormal (s * 2^-10,
+    s * 2^-17). Keys and values have separate scales.
+
+    scale: "unit" is vLLM's kv_cache_dtype=fp8 without a calibrated checkpoint; "frozen" is close to transformers' own fp8
+    cache (scale of the first update); "calibrated" with axis=tensor is vLLM's k_scale, v_scale. kvpress: none.
     """
 
     name: str = "fp8_e4m3"
@@ -41,15 +43,15 @@ class Float8(FixedScale):
 
     def to_codes(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
         clipped = (ratio.abs() > self.top).sum()
-        # Stored as plain bytes: rows of them can be joined and picked on every device.
+        # Stored as uint8: not every device can concatenate and index fp8 tensors.
         return ratio.clamp(-self.top, self.top).to(FORMATS[self.format]).view(torch.uint8), clipped
 
     def from_codes(self, codes: Tensor, out: Tensor) -> None:
         if self.format == "e5m2":
             out.copy_(codes.view(torch.float8_e5m2))
             return
-        # torch's own e4m3 conversion takes four times as long as int8's on a CPU. Sign, exponent and mantissa moved to their
-        # places in a float16 are the number times 2^-8, for the exponent's bias is 15 there and 7 here.
+        # torch converts e4m3 four times slower than int8 on a CPU. Shifted into the bits of a float16 (exponent bias 15 instead
+        # of 7) the code is the number times 2^-8.
         for some in head_blocks(out):
             bits = (codes[some].view(torch.int8).to(torch.int16) << 7).bitwise_and_(-0x4001)
             out[some] = bits.view(torch.float16)

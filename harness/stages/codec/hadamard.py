@@ -1,4 +1,4 @@
-"""Rows turned by a Hadamard matrix before another codec stores them; it knows no number format."""
+"""Hadamard rotation before another codec (QuaRot): outlier channels are spread over all channels."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from harness.errors import UserError, require
 from harness.stages.codec.base import Codec
 from harness.stages.codec.packing import head_blocks
 from harness.stages.encoded import Encoded, Heads
-from harness.stages.rounding import keep_finite
+from harness.stages.rounding import clamp_to_range
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hadamard(Codec):
-    """y = x H / sqrt(d) is encoded by `inner`, x' = y' H / sqrt(d): outliers of one channel are spread over all of them.
+    """QuaRot's KV cache (arXiv 2404.00456; kvpress: none): y = x H / sqrt(d) is encoded by `inner`, x' = y' H / sqrt(d).
 
-    QuaRot (arXiv 2404.00456): keys are turned after RoPE. Turning back on decoding gives the scores that turned queries would.
-    H is symmetric and orthogonal (Sylvester's), so a row's error has the length that the inner codec gave it, and no constant
-    is stored. y is rounded to the cache dtype (what float16 cannot hold is clamped and counted). Exact tail rows stay unturned.
+    H is Sylvester's Hadamard matrix of size d: H / sqrt(d) is symmetric and orthogonal, so it undoes itself, keeps the length
+    of the quantization error, and is not stored. Keys are rotated after RoPE, as in the paper.
+
+    Differs from the authors' code: it rotates queries too and fuses the values' rotation into weights; here decoding rotates
+    back, which gives the same attention. y is rounded to the cache dtype (elements beyond float16 are clamped and counted).
+    Tokens that stay exact are not rotated.
     """
 
     inner: Codec
     name: str = ""
 
     def __post_init__(self) -> None:
-        require(self.inner.calibration is None, "codec.inner", self.inner.name, "calibrated limits were measured unturned")
+        require(self.inner.calibration is None, "codec.inner", self.inner.name, "limits are measured without the rotation")
         if not self.name:
             object.__setattr__(self, "name", f"hadamard_{self.inner.name}")
 
@@ -65,22 +68,24 @@ class Hadamard(Codec):
         return replace(self, inner=self.inner.for_role(role))
 
     def fit(self, x_HND: Tensor, heads: Heads) -> Hadamard:
-        return replace(self, inner=self.inner.fit(_turned(x_HND)[0], heads))
+        return replace(self, inner=self.inner.fit(_rotated(x_HND)[0], heads))
 
     def of_heads(self, heads: Tensor) -> Hadamard:
         return replace(self, inner=self.inner.of_heads(heads))
 
     def encode(self, x_HND: Tensor) -> Encoded:
-        y, clipped = _turned(x_HND)
+        y, clipped = _rotated(x_HND)
         e = self.inner.encode(y)
         return replace(e, clipped=e.clipped + clipped)
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
-        turn = matrix(out_HND.shape[2], out_HND.dtype, out_HND.device)
+        h_DD = matrix(out_HND.shape[2], out_HND.dtype, out_HND.device)
         for some in head_blocks(out_HND):
             out = out_HND[some]
             self.inner.decode(e.heads(some.start, some.stop), out)
-            out.copy_(keep_finite(out @ turn))
+            rotated = out @ h_DD
+            clamp_to_range(rotated)
+            out.copy_(rotated)
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
         return self.inner.nbytes(h, n, d, itemsize)
@@ -88,17 +93,18 @@ class Hadamard(Codec):
 
 @lru_cache
 def matrix(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Sylvester's Hadamard matrix over sqrt(d), [D, D]: H(1) = 1, H(2k) = [[H, H], [H, -H]]."""
+    """H / sqrt(d), [D, D], with H(1) = 1, H(2k) = [[H, H], [H, -H]]."""
     h = torch.ones(1, 1, dtype=torch.float64)
     while h.shape[0] < d:
         h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
     return (h / math.sqrt(d)).to(dtype).to(device)
 
 
-def _turned(x_HND: Tensor) -> tuple[Tensor, Tensor | int]:
-    """(x H / sqrt(d) in x's dtype, elements that float16 could not hold)."""
+def _rotated(x_HND: Tensor) -> tuple[Tensor, Tensor | int]:
+    """(x H / sqrt(d) in x's dtype, number of elements clamped to the range of float16)."""
     y = x_HND.float() @ matrix(x_HND.shape[2], torch.float32, x_HND.device)
     if x_HND.dtype != torch.float16:
         return y.to(x_HND.dtype), 0
     clipped = (y.abs() > torch.finfo(torch.float16).max).sum()
-    return keep_finite(y, torch.float16).half(), clipped
+    clamp_to_range(y, torch.float16)
+    return y.half(), clipped

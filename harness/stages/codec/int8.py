@@ -1,4 +1,4 @@
-"""Symmetric int8, one dynamic scale per token and KV head; it knows nothing of eviction or of where rows come from."""
+"""Symmetric int8 with one dynamic scale per token and KV head."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from torch import Tensor
 
 from harness.stages.codec.base import Codec
 from harness.stages.encoded import Encoded
-from harness.stages.rounding import keep_finite, round_up
+from harness.stages.rounding import clamp_to_range, round_up
 
 LIMIT = 127
 
 
 @dataclass(frozen=True, kw_only=True)
 class Int8(Codec):
-    """q = clamp(round(x / s), -127, 127), s = max|x| / 127 of the row, stored rounded up in the cache dtype.
+    """q = clamp(round(x / s), -127, 127), s = max|x| / 127 over the channels of a token, rounded up in the cache dtype.
 
-    Rows are independent: any of them can be evicted later, and codes do not depend on how calls were chunked.
+    The usual dynamic int8, of no single paper (kvpress: none). Tokens are independent: any can be evicted later, and codes do
+    not depend on how calls were chunked.
     Bytes: n * (d + itemsize) per KV head; 1.94x at head_dim 64 against a 16-bit cache.
     """
 
     name: str = "int8"
 
     @property
-    def by_rows(self) -> bool:
+    def by_tokens(self) -> bool:
         return True
 
     def info(self) -> dict[str, object]:
@@ -34,13 +35,13 @@ class Int8(Codec):
     def encode(self, x_HND: Tensor) -> Encoded:
         x = x_HND.float()
         scale_HN1 = round_up(x.abs().amax(-1, keepdim=True) / LIMIT, x_HND.dtype)
-        divisor = scale_HN1.float().masked_fill(scale_HN1 == 0, 1.0)  # an all-zero row decodes to exactly 0
+        divisor = scale_HN1.float().masked_fill(scale_HN1 == 0, 1.0)  # all zeros decode to exactly 0
         codes = (x / divisor).round().clamp(-LIMIT, LIMIT).to(torch.int8)
         return Encoded({"codes": codes}, {"scale": scale_HN1}, int(x_HND.shape[1]))
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
         out_HND.copy_(e.payload["codes"]).mul_(e.metadata["scale"])
-        keep_finite(out_HND)
+        clamp_to_range(out_HND)
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
         return h * n * d, h * n * itemsize

@@ -1,4 +1,4 @@
-"""Symmetric int8 under constant scales; it knows nothing of eviction or of where rows or limits come from."""
+"""Symmetric int8 with constant, by default calibrated, scales."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ LIMIT = 127
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Static(FixedScale):
-    """q = clamp(round(x / s), -127, 127), s = limit / 127, by default per layer, head and channel from calibration text.
+    """q = clamp(round(x / s), -127, 127), s = limit / 127, by default per layer, KV head and channel (kvpress: none).
 
-    An element inside the limit is off by at most s / 2. Half the bytes of a 16-bit cache: 2.00x. Keys are rotated when
-    measured, as they are when stored, so a channel's limit holds for its rotation partner too.
+    The usual static int8, of no single paper; limits are max |x| (or a percentile) over calibration text. An element inside
+    the limit is off by at most s / 2. 2.00x against a 16-bit cache. Keys are measured and stored after RoPE, which mixes pairs
+    of channels, so the two limits of a pair are alike.
     """
 
     name: str = "int8_static"

@@ -1,4 +1,4 @@
-"""Integer groups, codes really packed; it knows nothing of eviction or of where rows come from."""
+"""Group-wise integer quantization in 1, 2, 3, 4 or 8 bits, with packed codes."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from harness.errors import require
 from harness.stages.codec.base import Codec
 from harness.stages.codec.packing import WIDTHS, head_blocks, pack, packed_width, unpack
 from harness.stages.encoded import Encoded, Heads
-from harness.stages.rounding import keep_finite, round_down, round_up
+from harness.stages.rounding import clamp_to_range, round_down, round_up
 
 AXES = ("channel", "token", "head", "tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntGroups(Codec):
-    """x' = q * s + m per group, in a few bits.
+    """x' = q * s + m per group of elements (kvpress: none; transformers' QuantizedCache is close).
 
-    Asymmetric: m is the group's minimum rounded down and s = (max - m) / (2^bits - 1) rounded up; q = 0 .. 2^bits - 1.
-    Symmetric: s = max|x| / L rounded up with L = 2^(bits - 1) - 1, m = -L * s is not stored; q = 0 .. 2 L, so zero is exact.
-    One symmetric bit stands for -s or +s with s = max|x| / 2, for it has no code for zero.
-    Metadata is in the cache dtype, codes are computed against what is stored, so the extremes stay inside the code range and
-    an element is off by at most half a step s. With one asymmetric bit half of s is stored: the whole may exceed float16.
+    Asymmetric: m = min rounded down, s = (max - m) / (2^bits - 1) rounded up, q = 0 .. 2^bits - 1.
+    Symmetric: s = max|x| / L rounded up with L = 2^(bits - 1) - 1; m = -L * s is not stored; q = 0 .. 2 L, so zero is exact.
+    One symmetric bit means -s or +s with s = max|x| / 2, as it has no code for zero.
+    Metadata is in the cache dtype and codes are computed from the rounded metadata, so nothing is clipped and an element is off
+    by at most s / 2. One asymmetric bit stores s / 2, as s itself may exceed float16.
 
     axis, what shares m and s:
         "channel": `group` consecutive tokens of one channel (right for keys, whose outliers live in channels: KIVI, arXiv
             2402.02750);
         "token": `group` consecutive channels of one token, null for all of them;
         "head": all channels of `group` consecutive tokens of one head;
-        "tensor": all channels and KV heads of one layer for `group` consecutive tokens; kept once a head, so that heads can
-            be cut apart;
+        "tensor": all channels and KV heads of one layer for `group` consecutive tokens; stored once a head, as heads may be
+            separated later;
         "auto": channel for keys, token for values.
-    All are dynamic: measured on the very rows they encode, never clipping.
-    flush: rows that leave the exact tail together, null for one group of tokens.
+    All are dynamic: measured on the tokens they encode.
+    residual: newest tokens that stay exact. sinks: first tokens that stay exact.
+    flush_tokens: tokens that are encoded together, null for one group of tokens.
     Bytes per KV head: n * packed_width(d) plus two metadata values per group, one when symmetric.
     """
 
@@ -46,25 +47,25 @@ class IntGroups(Codec):
     axis: str = "auto"
     residual: int = 32
     sinks: int = 0
-    flush_rows: int | None = None
-    layers: int = field(default=1, repr=False, compare=False)  # of the heads in a tensor, known from fit
+    flush_tokens: int | None = None
+    layers: int = field(default=1, repr=False, compare=False)  # that the heads of a tensor belong to; set by fit
 
     def __post_init__(self) -> None:
         require(self.bits in WIDTHS, "codec.bits", self.bits, f"allowed are {', '.join(map(str, WIDTHS))}")
-        require(self.layers > 0, "codec.layers", self.layers, "the layers of the heads in a tensor, which a run knows itself")
+        require(self.layers > 0, "codec.layers", self.layers, "set by the run itself; leave it out")
         require(isinstance(self.symmetric, bool), "codec.symmetric", self.symmetric, "true or false")
         require(self.axis in ("auto", *AXES), "codec.axis", self.axis, f"allowed are auto, {', '.join(AXES)}")
         if self.group is None:
-            require(self.axis == "token", "codec.group", None, "a whole row is a group with axis=token only")
+            require(self.axis == "token", "codec.group", None, "null (all channels of a token) needs axis=token")
         else:
             require(isinstance(self.group, int) and self.group > 1, "codec.group", self.group, "an integer of at least 2")
         ok = isinstance(self.residual, int) and self.residual >= 0
         require(ok, "codec.residual", self.residual, "a number of tokens, 0 or more")
         ok = isinstance(self.sinks, int) and self.sinks >= 0
         require(ok, "codec.sinks", self.sinks, "a number of first tokens that stay exact, 0 or more")
-        if self.flush_rows is not None:
-            ok = isinstance(self.flush_rows, int) and self.flush_rows > 0 and self.flush_rows % self.block == 0
-            require(ok, "codec.flush_rows", self.flush_rows, f"a multiple of the {self.block} tokens of a group")
+        if self.flush_tokens is not None:
+            ok = isinstance(self.flush_tokens, int) and self.flush_tokens > 0 and self.flush_tokens % self.block == 0
+            require(ok, "codec.flush_tokens", self.flush_tokens, f"a multiple of the {self.block} tokens of a group")
 
     def for_role(self, role: str) -> IntGroups:
         """Resolve axis "auto" for "keys" or "values"."""
@@ -76,10 +77,10 @@ class IntGroups(Codec):
 
     @property
     def flush(self) -> int:
-        return self.flush_rows or self.block
+        return self.flush_tokens or self.block
 
     @property
-    def by_rows(self) -> bool:
+    def by_tokens(self) -> bool:
         return True
 
     def info(self) -> dict[str, object]:
@@ -103,7 +104,7 @@ class IntGroups(Codec):
         require(ok, "codec.group", self.group, f"it must divide head_dim {head_dim}: allowed are {divisors}")
 
     def fit(self, x_HND: Tensor, heads: Heads) -> IntGroups:
-        """Nothing is measured; axis "tensor" learns how many layers the heads belong to."""
+        """Only sets the number of layers, which axis "tensor" needs."""
         return replace(self, layers=len(heads.layers))
 
     def encode(self, x_HND: Tensor) -> Encoded:
@@ -126,7 +127,8 @@ class IntGroups(Codec):
             x.copy_(unpack(packed[some], self.bits, d))
             self._groups(x).mul_(step[some]).add_(low[some])
             if x is not out:
-                out.copy_(keep_finite(x, out.dtype))
+                clamp_to_range(x, out.dtype)
+                out.copy_(x)
 
     def nbytes(self, h: int, n: int, d: int, itemsize: int) -> tuple[int, int]:
         group = self.group or d
@@ -139,7 +141,7 @@ class IntGroups(Codec):
         return (1 << self.bits) - (2 if self.symmetric and self.bits > 1 else 1)
 
     def _measure(self, groups: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Metadata of groups [H, A, B, C, E], reduced to one value where a group runs."""
+        """Metadata of groups [H, A, B, C, E], with size 1 in the axes that a group covers."""
         dims = (4,) if self.axis == "token" else (2,) if self.axis == "channel" else (2, 4)
         low, high = groups.amin(dims, keepdim=True), groups.amax(dims, keepdim=True)
         if self.axis == "tensor":
@@ -152,7 +154,7 @@ class IntGroups(Codec):
         return {"min": low, "scale": round_up(spread / 2 if self.bits == 1 else spread, dtype)}
 
     def _over_heads(self, x: Tensor, how: str) -> Tensor:
-        """The extreme over the heads of each layer, repeated for each of them."""
+        """The extreme over the heads of each layer, repeated for every head."""
         by_layer = x.view(self.layers, -1, *x.shape[1:])
         extreme: Tensor = getattr(by_layer, how)(1, keepdim=True)
         return extreme.expand_as(by_layer).flatten(0, 1)

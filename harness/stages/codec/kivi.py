@@ -1,4 +1,4 @@
-"""KIVI: which integer groups its keys and its values use; it knows nothing of eviction or of where rows come from."""
+"""KIVI: asymmetric integer groups, keys per channel, values per token."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from harness.stages.codec.int_groups import IntGroups
 
 @dataclass(frozen=True, kw_only=True)
 class Kivi(IntGroups):
-    """KIVI (arXiv 2402.02750): asymmetric groups, keys per channel, values per token.
+    """KIVI (arXiv 2402.02750; kvpress: none): x' = q * s + m, m = min, s = (max - min) / (2^bits - 1) of a group.
 
-    Keys leave the exact tail R = `residual` at a time, once R are there: of T keys the last T mod R are exact. The newest R
-    values are exact, older ones leave one by one. Rows may come in any number at a time, and the prefill itself attends to
-    exact rows. What is stored are the IntGroups that `for_role` gives.
-    Bytes of the encoded rows, per K and V: 2 * d * (bits / 8 + 2 * itemsize / group) a row.
+    Keys: groups of `group` tokens of one channel, after RoPE; encoded R = `residual` tokens at a time, so that of T keys the
+    last T mod R are exact. Values: groups of `group` channels of one token; the newest R are exact. The prefill attends to
+    exact keys and values. As the authors' code, but codes do not depend on how many tokens arrive at a time.
+
+    A factory: `for_role` returns the IntGroups that do the work.
+    Bytes of an encoded token, keys and values together: 2 * d * (bits / 8 + 2 * itemsize / group) per KV head.
     """
 
     name: str = "kivi2"
@@ -25,12 +27,12 @@ class Kivi(IntGroups):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.axis == "auto", "codec.axis", self.axis, "KIVI's is auto: keys per channel, values per token")
-        require(self.flush_rows is None, "codec.flush_rows", self.flush_rows, "KIVI's keys leave `residual` at a time")
+        require(self.flush_tokens is None, "codec.flush_tokens", self.flush_tokens, "KIVI encodes `residual` keys at a time")
         ok = self.residual > 0 and self.residual % (self.group or 1) == 0
         require(ok, "codec.residual", self.residual, f"a multiple of the group, {self.group}")
 
     def for_role(self, role: str) -> IntGroups:
-        """Groups of keys or of values."""
+        """The integer groups of keys or of values."""
         keys = role == "keys"
         return IntGroups(
             name=self.name,
@@ -40,5 +42,5 @@ class Kivi(IntGroups):
             axis="channel" if keys else "token",
             sinks=self.sinks,
             residual=0 if keys else self.residual,
-            flush_rows=self.residual if keys else None,
+            flush_tokens=self.residual if keys else None,
         )

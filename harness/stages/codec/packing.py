@@ -1,10 +1,10 @@
-"""Unsigned codes of 1, 2, 3, 4 or 8 bits packed into bytes along the channel axis; it knows nothing of scales.
+"""Packing of unsigned codes of 1, 2, 3, 4 or 8 bits into bytes along the channel axis.
 
-Layout of 1, 2, 4 and 8 bits: code i of a row sits in byte i // (8 / bits), at bit (i % (8 / bits)) * bits; the first code is in
-the lowest bits. With 4 bits the codes 1, 2, 3 of a row become the bytes 0x21, 0x03.
+Layout of 1, 2, 4 and 8 bits: code i of a token is in byte i // (8 / bits), at bit (i % (8 / bits)) * bits; the first code is in
+the lowest bits. With 4 bits the codes 1, 2, 3 become the bytes 0x21, 0x03.
 Layout of 3 bits: the low two bits of all codes as above, then the high bits of all codes as above, 8 codes in 3 bytes: the
 codes 0, 1 .. 7 become the bytes 0xE4, 0xE4, 0xF0.
-The last byte of each part of a row is padded with zeros.
+The last byte of a token (with 3 bits: of its low and of its high bits) is padded with zeros.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor
 
 WIDTHS = (1, 2, 3, 4, 8)
 
-# A byte widened to one lane a code: (wider integer, [(shift, mask) ...]), each step doubles the number of lanes.
+# Bits to (wider integer, [(shift, mask) ...]): a packed byte is spread to one byte a code, each step doubles their number.
 _SPREAD: dict[int, tuple[torch.dtype, tuple[tuple[int, int], ...]]] = {
     4: (torch.int16, ((4, 0x0F0F),)),
     2: (torch.int32, ((12, 0x000F000F), (6, 0x03030303))),
     1: (torch.int64, ((28, 0x0000000F0000000F), (14, 0x0003000300030003), (7, 0x0101010101010101))),
 }
-_CACHED = 1 << 17  # elements that a CPU core keeps close while several passes run over them
+_CACHED = 1 << 17  # elements that fit a CPU core's cache during several passes
 
 
 def packed_width(d: int, bits: int) -> int:
-    """Bytes a row of d codes takes."""
+    """Bytes that d codes take."""
     return packed_width(d, 2) + packed_width(d, 1) if bits == 3 else -(-d * bits // 8)
 
 
@@ -62,7 +62,7 @@ def unpack(packed_HNP: Tensor, bits: int, d: int) -> Tensor:
 
 
 def head_blocks(out_HND: Tensor) -> Iterator[slice]:
-    """Heads to decode together: a few at a time on a CPU, so that all passes over them run in its cache; else all."""
+    """Slices of heads to decode together: a few on a CPU, so that all passes stay in its cache; elsewhere all."""
     h, n, d = out_HND.shape
     step = max(1, _CACHED // max(n * d, 1)) if out_HND.device.type == "cpu" else max(h, 1)
     return (slice(at, min(at + step, h)) for at in range(0, h, step))

@@ -1,4 +1,4 @@
-"""More rows for KV heads whose attention is spread wide; it knows nothing of layers."""
+"""Ada-KV: head budgets by how many of the best scores of a layer each head has."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from harness.stages.protocols import HeadBudget
 
 @dataclass(frozen=True, kw_only=True)
 class AdaKV(HeadBudget):
-    """Ada-KV (arXiv 2407.11550): a head gets as many rows as it has among the best H * tokens of the whole layer.
+    """Ada-KV (arXiv 2407.11550; kvpress: AdaKVPress, which masks; here heads are stored with different lengths).
 
-    A floor: n_i = (1 - alpha) * that + alpha * tokens, rounded so that the layer's sum stays H * tokens. Scores must be
-    comparable between heads, as attention weights are. Of equal scores the earlier head, then the earlier row comes first.
+    b_i = number of head i's tokens among the H * tokens best scores of the layer; n_i = (1 - alpha) * b_i + alpha * tokens,
+    rounded so that the layer's sum stays H * tokens. Ties: the earlier head, then the earlier token.
+
+    Scores must be comparable between heads, as attention weights are. alpha is the share that every head gets regardless:
+    0.2 as in later code of the authors and kvpress, 0.5 in the authors' README.
     """
 
     alpha: float = 0.2

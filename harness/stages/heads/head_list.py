@@ -1,4 +1,4 @@
-"""A list of (layer, KV head) pairs, from a configuration or a JSON file; it knows nothing of what they are good for."""
+"""A list of (layer, KV head) pairs, from a configuration or a JSON file."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def head_list(key: str, heads: Sequence[Sequence[int]] | None, file: str | None)
 
 @lru_cache
 def _read(file: str) -> Any:
-    """One process reads a file once: every example of a run sees the same list."""
+    """Cached: every example of a run sees the same list, even if the file changes."""
     return json.loads(read_plain(user_path(file), follow=True))["heads"]

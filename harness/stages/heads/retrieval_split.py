@@ -1,10 +1,11 @@
-"""Rows for the KV heads that retrieve, none for those that stream; it knows nothing of how such heads are found."""
+"""DuoAttention: the budget goes to retrieval heads, streaming heads keep sinks and recent tokens only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from torch import Tensor
 
@@ -16,22 +17,27 @@ from harness.stages.protocols import HeadBudget
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalHeads(HeadBudget):
-    """DuoAttention's pattern (arXiv 2410.10819): streaming heads keep sinks and recent rows, retrieval heads all the rest.
+    """DuoAttention's pattern (arXiv 2410.10819; kvpress: DuoAttentionPress).
 
-    A layer's unprotected rows go to its retrieval heads alone, as many to each, at most all there are. The paper's retrieval
-    heads keep everything; here they do once the budget allows it.
+    n_i = min(H * tokens, m * r) / r unprotected tokens for each of the layer's r retrieval heads (m unprotected tokens are
+    there), and 0 for the others, which keep sinks and recent tokens only.
 
-    heads, file: retrieval heads as [layer, KV head] pairs, given here or under "heads" in a JSON file (written by
-        `python -m harness.calibrate.retrieval_heads`). Without either the first half of every layer's heads (rounded up) takes
-        their place: a placebo to compare a calibrated list with, not DuoAttention.
+    Differs from the paper: its retrieval heads keep everything, here they do once the budget allows it; its heads are found by
+    training gates, ours by attention (`python -m harness.calibrate.retrieval_heads`).
+
+    heads, file: retrieval heads as [layer, KV head] pairs, here or under "heads" in a JSON file. Without either, the first half
+        of each layer's heads (rounded up) is used: a placebo to compare a calibrated list with, not DuoAttention.
     """
 
     heads: Sequence[Sequence[int]] | None = None
     file: str | None = None
-    _chosen: frozenset[tuple[int, int]] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_chosen", head_list("keep.heads", self.heads, self.file))
+        _ = self._chosen  # a wrong list is refused before a model is loaded
+
+    @cached_property
+    def _chosen(self) -> frozenset[tuple[int, int]] | None:
+        return head_list("keep.heads", self.heads, self.file)
 
     def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
         h, m = scores_HM.shape

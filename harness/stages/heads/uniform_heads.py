@@ -1,4 +1,4 @@
-"""The same rows for every KV head of a layer; it knows nothing of layers."""
+"""The same budget for every KV head of a layer: what most methods do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.stages.protocols import HeadBudget
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(HeadBudget):
-    """Every head keeps `tokens` unprotected rows."""
+    """n_i = tokens unprotected tokens for every head."""
 
     def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
         return [tokens] * int(scores_HM.shape[0])

@@ -1,4 +1,4 @@
-"""More rows for layers whose attention is spread wide; it knows nothing of scores."""
+"""Layer budgets by the entropy of attention."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from harness.stages.protocols import LayerBudget, LayerView, Needs
 
 @dataclass(frozen=True, kw_only=True)
 class Entropy(LayerBudget):
-    """The budget beyond `protected` rows is shared out by the entropy of attention: a layer that looks at much keeps much.
+    """Layers whose attention is spread over more tokens keep more tokens (kvpress: none).
 
-    Entropy (nats) of the weights of the last `window` queries, mean over queries and KV heads (a query group's weights are
-    averaged first). protected: as in Pyramid. `floor` of each layer's even share is its own; the rest is shared in
-    proportion. No layer gets more than it holds: what it cannot use goes to the others. Whole numbers, their mean the
-    budget. The idea is that of CAKE (arXiv 2503.12491) and D2O (2406.13035), whose formulas are not this one.
+    With B = tokens - protected, n layers and H_l the entropy in nats of the attention weights of the last `window` queries,
+    averaged over queries and KV heads (weights are averaged over a query group first):
+    budget_l = protected + floor * B + (1 - floor) * n * B * H_l / sum(H).
+    A layer gets at most the tokens it holds; the excess goes to the other layers. Rounded so that the mean stays `tokens`.
+
+    A simple rule after the idea of CAKE (arXiv 2503.12491) and D2O (arXiv 2406.13035); neither formula is reproduced.
+
+    protected: as in Pyramid. floor: share of B that every layer gets whatever its entropy.
     """
 
     window: int = 32

@@ -1,4 +1,4 @@
-"""More rows for the lower layers, on a straight line; it knows nothing of scores."""
+"""PyramidKV: layer budgets that fall linearly from the first to the last layer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ ROUNDINGS = ("exact", "floor")
 
 @dataclass(frozen=True, kw_only=True)
 class Pyramid(LayerBudget):
-    """PyramidKV (arXiv 2406.02069): the budget beyond `protected` rows falls in a straight line from first to last layer.
+    """PyramidKV (arXiv 2406.02069; kvpress: PyramidKVPress).
 
-    With B = tokens - protected: the last layer gets B // beta, the first 2 B less that; where the first would exceed the
-    context (T - protected) it gets all of it and the last 2 B less that. A context shorter than 2 B: every layer gets B.
+    With T context tokens, B = tokens - protected, n layers: least = B // beta, most = 2 B - least, and
+    budget_l = protected + most - (most - least) * l / (n - 1) for l = 0 .. n - 1.
+    If most > T - protected: most = T - protected, least = 2 B - most. If T < 2 B: every layer gets `tokens`.
 
-    protected: rows that every layer keeps besides its share; null for those of the keep (its sinks + recent, SnapKV's window).
-        A keep that protects its whole budget, such as a window, leaves nothing to share out: every layer gets as much.
-    rounding: exact gives whole numbers whose mean is the budget; floor is the authors' code, which steps by the whole part of
-        the slope, so that the upper layers, and their mean, get up to (layers - 1) / 2 rows more than asked for.
+    protected: tokens that every layer keeps besides its share; null takes sinks + recent of the keep (SnapKV's window). If
+        they are the whole budget, as in a sliding window, all layers get the same.
+    rounding: "exact" rounds so that the mean over layers is `tokens`; "floor" is the authors' code, which floors the slope, so
+        that the mean is up to (n - 1) / 2 tokens above what was asked for.
     """
 
     beta: int = 20

@@ -1,10 +1,11 @@
-"""Rows for the layers whose KV heads retrieve; it knows nothing of scores."""
+"""Layer budgets in proportion to the number of retrieval heads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 from harness.errors import UserError, require
 from harness.stages.apportion import apportion
@@ -14,23 +15,29 @@ from harness.stages.protocols import LayerBudget, LayerView
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalLayers(LayerBudget):
-    """Goes with RetrievalHeads: every retrieval head of the model gets as many rows, so a layer gets what its heads need.
+    """The layer budget that goes with RetrievalHeads: all retrieval heads of the model keep equally many tokens.
 
-    A layer's share beyond its protected rows is in proportion to its number of retrieval heads; rounded to whole rows a layer,
-    so that heads may differ by a few. Once retrieval heads keep everything, the rest of the budget is not spent.
+    With B = tokens - protected, h KV heads a layer, r_l retrieval heads in layer l and n_l tokens held:
+    budget_l = protected + min(B * sum(h) / sum(r), n_l - protected) * r_l / h. Rounded to whole tokens a layer, so heads of
+    different layers may differ by a few. Once the retrieval heads keep everything, the rest of the budget is not spent.
 
-    heads, file: the same list as in `keep.heads`. protected: as in Pyramid; the keep's `recent` must be a number, not all.
+    DuoAttention (arXiv 2410.10819) has no budget: its retrieval heads keep everything.
+
+    heads, file: the same list as in `keep.heads`. protected: as in Pyramid; `keep.recent` must be smaller than the budget.
     """
 
     heads: Sequence[Sequence[int]] | None = None
     file: str | None = None
     protected: int | None = None
-    _heads: RetrievalHeads = field(init=False, repr=False, compare=False, default_factory=RetrievalHeads)
 
     def __post_init__(self) -> None:
         ok = self.protected is None or (isinstance(self.protected, int) and self.protected >= 0)
         require(ok, "keep.layers.protected", self.protected, "a number of tokens, 0 or more, or null for sinks + recent")
-        object.__setattr__(self, "_heads", RetrievalHeads(heads=self.heads, file=self.file))
+        _ = self._heads  # a wrong list is refused before a model is loaded
+
+    @cached_property
+    def _heads(self) -> RetrievalHeads:
+        return RetrievalHeads(heads=self.heads, file=self.file)
 
     def beyond(self, protected: int) -> LayerBudget:
         return self if self.protected is not None else replace(self, protected=protected)
@@ -42,7 +49,7 @@ class RetrievalLayers(LayerBudget):
         self._check_layers(views)
         if tokens < protected or not sum(counts) or all(view.n <= tokens for view in views):
             return [tokens] * len(views)
-        each = Fraction((tokens - protected) * sum(heads), sum(counts))  # rows of a retrieval head
+        each = Fraction((tokens - protected) * sum(heads), sum(counts))  # tokens of a retrieval head
         shares = [
             min(each, Fraction(view.n - protected)) * count / h for view, count, h in zip(views, counts, heads, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""The same rows for every layer; it knows nothing of scores."""
+"""The same budget for every layer: what most methods do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.stages.protocols import LayerBudget, LayerView
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(LayerBudget):
-    """Every layer keeps `tokens` rows per KV head."""
+    """budget_l = tokens, per KV head, in every layer."""
 
     def split(self, tokens: int, views: Sequence[LayerView]) -> list[int]:
         return [tokens] * len(views)

@@ -1,4 +1,4 @@
-"""Whole chunks of neighbouring rows that the last queries look at; it knows nothing of which rows are protected."""
+"""ChunkKV: scores of whole chunks of neighbouring tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from harness.stages.protocols import LayerView, Needs, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkKV(Scorer):
-    """ChunkKV (arXiv 2502.00299): rows before the window in chunks of `chunk`; all rows of a chunk get its summed attention.
+    """ChunkKV (arXiv 2502.00299; kvpress: ChunkKVPress).
 
-    Attention of the last `window` queries, mean over a query group, summed over the window and the chunk, per KV head. The
-    best chunks stay whole; the last one chosen is cut to its first rows where the budget ends. The last chunk before the
-    window may be shorter, and has the smaller sum. The paper's chunk is 10; its sharing of indices between layers is left out.
+    score_j = sum of a_ti over the last `window` queries t and over all tokens i in the chunk of j, with a the attention
+    weights, averaged over a query group. Chunks of `chunk` tokens are counted from the first token; the window itself is
+    protected. Tokens of one chunk tie, so whole chunks stay; the last chunk that fits is cut to its first tokens.
+
+    As in the paper: chunk 10, per KV head. Left out: the paper's reuse of one layer's indices in the next layers. A shorter
+    last chunk before the window has a smaller sum; it is not normalised by its length.
     """
 
     window: int = 32

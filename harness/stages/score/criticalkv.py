@@ -1,4 +1,4 @@
-"""Rows that the last queries look at, weighted by their values; it knows nothing of which rows are protected."""
+"""CriticalKV: SnapKV scores weighted by the size of the values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from harness.stages.score.snapkv import SnapKV
 
 @dataclass(frozen=True, kw_only=True)
 class CriticalKV(SnapKV):
-    """CriticalKV style (arXiv 2502.03805): (a + epsilon) ||v||_1, with a the SnapKV score as a mean over the window.
+    """A variant of CriticalKV (arXiv 2502.03805; kvpress: CriticalKVPress).
 
-    A variant in two ways: the paper takes the norm of W_o v, which a scorer does not see, and gives half of the budget by a
-    alone before it weights; here every unprotected row is weighted. Its epsilon is 1e-4.
+    score_j = (a_j + epsilon) * ||v_j||_1, with a_j the SnapKV score divided by the number of queries in the window.
+
+    Differs from the paper: it takes ||W_o v_j||_1, and W_o is not available to a scorer; it spends the first half of the
+    budget on a_j alone and weights the second half only, while here all unprotected tokens are weighted. Epsilon is the
+    paper's 1e-4.
     """
 
     epsilon: float = 1e-4

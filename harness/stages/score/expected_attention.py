@@ -1,4 +1,4 @@
-"""Rows that future queries can be expected to attend to; it knows nothing of which rows are protected."""
+"""Expected attention: how much future queries, modelled as a Gaussian, will attend to each token."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from harness.stages.protocols import LayerView, Needs, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedAttention(Scorer):
-    """Expected attention (arXiv 2510.00636): queries as a Gaussian N(m, C) before rotation, turned to the next positions.
+    """A variant of Expected Attention (arXiv 2510.00636; kvpress: ExpectedAttentionPress).
 
-    R is the rotary embedding averaged over the next `future` positions; z_j = s (R m) k_j + s^2 / 2 k_j' (R C R') k_j with
-    the model's scale s; a = softmax(z), mean over a query group; score = (a_j + epsilon) ||v_j||_2. A variant: the paper
-    takes the norm of W_o v, which a scorer does not see. Mean and covariance are those of all queries of the forward.
+    Queries before rotation are modelled as N(m, C), with mean m and covariance C of all queries of the forward. R is the
+    rotation matrix averaged over the next `future` positions and s the attention scale:
+    z_j = s (R m)^T k_j + s^2 / 2 k_j^T (R C R^T) k_j; a = softmax_j(z), averaged over a query group;
+    score_j = (a_j + epsilon) * ||v_j||_2.
+
+    Differs from the paper: it takes ||W_o v_j||_2, and W_o is not available to a scorer.
     """
 
     future: int = 512
@@ -40,8 +43,8 @@ class ExpectedAttention(Scorer):
         assert mean_QD is not None and cov_QDD is not None, "the scorer must declare needs.query_moments"
         mean_QD, cov_QDD = mean_QD.float(), cov_QDD.float()
         if view.rope is not None:
-            turn_DD = self._turn(view, mean_QD.shape[1])
-            mean_QD, cov_QDD = mean_QD @ turn_DD.mT, turn_DD @ cov_QDD @ turn_DD.mT
+            r_DD = self._mean_rotation(view, mean_QD.shape[1])
+            mean_QD, cov_QDD = mean_QD @ r_DD.mT, r_DD @ cov_QDD @ r_DD.mT
         (h, _, d), scale = view.k_HND.shape, view.stats.scaling
         mean_HGD, cov_HGDD = mean_QD.view(h, -1, d), cov_QDD.view(h, -1, d, d)
         first_HGN = scale * mean_HGD @ view.k_HND.mT
@@ -50,8 +53,8 @@ class ExpectedAttention(Scorer):
         norms_HN: Tensor = torch.linalg.vector_norm(view.v_HND, dim=-1)
         return (a_HN + self.epsilon) * norms_HN
 
-    def _turn(self, view: LayerView, d: int) -> Tensor:
-        """R [D, D]: what the rotary embedding does to a query on average over the next positions."""
+    def _mean_rotation(self, view: LayerView, d: int) -> Tensor:
+        """R [D, D]: the rotation matrix averaged over the next `future` positions."""
         assert view.rope is not None
         device = view.k_HND.device
         pos = torch.arange(view.seen, view.seen + self.future, device=device)

@@ -1,4 +1,4 @@
-"""Heavy hitters: rows that received the most attention so far; it knows nothing of which rows are protected."""
+"""H2O: accumulated attention (heavy hitters)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from harness.stages.protocols import LayerView, Needs, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class H2O(Scorer):
-    """H2O (arXiv 2306.14048): S_j = sum over all queries so far of softmax(q k^T)_j; a sum, not normalised by age.
+    """H2O (arXiv 2306.14048; kvpress: ObservedAttentionPress, which averages over the queries that see a token).
 
-    With grouped queries, which the paper leaves undefined, the sum is averaged over the group's query heads. Evicted rows
-    lose their sum; new rows start at 0. In every phase but `prefill` the sums live on in the store and count as bytes.
+    score_j = sum over all queries t so far of softmax(s q_t K^T)_j, s the attention scale; not divided by the token's age,
+    as in the authors' code. New tokens start at 0; an evicted token's sum is dropped.
+
+    Not defined by the paper: with grouped queries the sum is averaged over the query heads of a KV head. In every phase but
+    `prefill` the fp32 sums are stored with the cache (4 bytes a token and KV head) and count as bytes.
     """
 
     joint: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Rows whose keys differ from the others; it knows nothing of queries."""
+"""KeyDiff: keys that are unlike the others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from harness.stages.protocols import LayerView, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDiff(Scorer):
-    """KeyDiff (arXiv 2504.15364): minus the cosine similarity of a key to the anchor, the mean of all unit keys.
+    """KeyDiff (arXiv 2504.15364; kvpress: KeyDiffPress).
 
-    Distinctive keys draw attention. Up to a factor this is minus the mean cosine similarity to all stored keys, itself
-    included. Keys are taken as stored: rotated, protected rows included in the anchor. The paper protects no row.
+    score_j = -cos(k_j, a), with the anchor a = mean over all stored tokens i of k_i / ||k_i||. Up to a positive factor this
+    is minus the mean cosine similarity to all stored keys, k_j included.
+
+    Keys are those after RoPE; protected tokens are part of the anchor. As in the paper no token is protected by default.
     """
 
     joint: ClassVar[bool] = True

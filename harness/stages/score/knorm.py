@@ -1,4 +1,4 @@
-"""Rows with small keys; it knows nothing of queries."""
+"""Key norm: keys with a small L2 norm stay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from harness.stages.protocols import LayerView, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class KeyNorm(Scorer):
-    """L2 norm of keys (arXiv 2406.11430): a low norm draws attention, so the score is -||k||."""
+    """Key norm (arXiv 2406.11430; kvpress: KnormPress): score_j = -||k_j||_2, as low norms go with high attention.
+
+    The authors leave the first two layers uncompressed; here all layers are compressed.
+    """
 
     joint: ClassVar[bool] = True
 

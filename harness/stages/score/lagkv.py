@@ -1,4 +1,4 @@
-"""Rows that stand out against the rows that follow them; it knows nothing of queries."""
+"""LagKV: tokens that differ from the partition that follows theirs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from harness.stages.protocols import LayerView, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class LagKV(Scorer):
-    """LagKV (arXiv 2504.04704): after the sinks, rows in parts of `lag`; each part is measured against the next one.
+    """LagKV (arXiv 2504.04704; kvpress: LagKVPress).
 
-    A row's keys are scaled per channel by the minimum and maximum of the next part's keys; the standard deviation over
-    channels, softmaxed over the part, is its key score. Values likewise; the score is the mean of both. The paper takes as
-    many rows from every part: a row's score is therefore its rank in its part, divided by `lag`. Rows of the last whole
-    part and after it have no reference and stay first, the newest before all. A channel in which the next part does not vary
-    is scaled by 1. The paper's lag is 128.
+    After `sinks` tokens the context is cut into partitions of `lag` tokens; partition p is compared with p + 1:
+    x' = (x - min_{p+1}) / (max_{p+1} - min_{p+1}) per channel; u_j = softmax over the partition of std over channels of
+    x'_j; u = (u of keys + u of values) / 2. The paper keeps equally many tokens of every partition, so
+    score_j = (rank of u_j in its partition) / lag, in [0, 1).
+
+    Tokens of the last whole partition, and those after it, have no reference: their scores are above 1 and rise with the
+    position. A channel that is constant in p + 1 is divided by 1. The paper's lag is 128.
     """
 
     lag: int = 128
@@ -36,19 +38,19 @@ class LagKV(Scorer):
 
     def score(self, view: LayerView) -> Tensor:
         scores_HN = 1 + view.pos_HN.float() / view.seen
-        parts = (view.n - self.sinks) // self.lag
-        if parts < 2:
+        partitions = (view.n - self.sinks) // self.lag
+        if partitions < 2:
             return scores_HN
-        rows = slice(self.sinks, self.sinks + parts * self.lag)
-        mean_HPL = (self._spread(view.k_HND[:, rows]) + self._spread(view.v_HND[:, rows])) / 2
-        # Of equal scores the earlier row ranks higher, as everywhere.
+        whole = slice(self.sinks, self.sinks + partitions * self.lag)
+        mean_HPL = (self._spread(view.k_HND[:, whole]) + self._spread(view.v_HND[:, whole])) / 2
+        # Ties: the earlier token ranks higher, as in Keep.
         order_HPL = mean_HPL.argsort(dim=-1, descending=True, stable=True)
         rank_HPL = (self.lag - 1 - order_HPL.argsort(-1)).float() / self.lag
-        scores_HN[:, self.sinks : rows.stop - self.lag] = rank_HPL.flatten(1)
+        scores_HN[:, self.sinks : whole.stop - self.lag] = rank_HPL.flatten(1)
         return scores_HN
 
     def _spread(self, x_HND: Tensor) -> Tensor:
-        """Softmaxed spread of every row of all parts but the last, [H, P - 1, lag]."""
+        """Scores u of all partitions but the last: x [H, P * lag, D] -> [H, P - 1, lag]."""
         x_HPLD = x_HND.unflatten(1, (-1, self.lag))  # type: ignore[no-untyped-call]
         low, high = x_HPLD[:, 1:].amin(2, keepdim=True), x_HPLD[:, 1:].amax(2, keepdim=True)
         width = torch.where(high > low, high - low, torch.ones_like(high))

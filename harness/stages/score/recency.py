@@ -1,4 +1,4 @@
-"""Later rows matter more; it knows nothing of their content."""
+"""Recency: the newest tokens stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from harness.stages.protocols import LayerView, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class Recency(Scorer):
-    """Score = position. With sinks this is StreamingLLM (arXiv 2309.17453) at original positions; without, a plain window."""
+    """score_j = position of j.
+
+    With sinks: StreamingLLM (arXiv 2309.17453; kvpress: StreamingLLMPress). The authors' code rotates keys by their index in
+    the cache: that is compress.positions=cache; with positions=original every key keeps the rotation of its own position.
+    Without sinks: a sliding window. With many sinks ("global" tokens): Longformer's pattern (arXiv 2004.05150).
+    """
 
     joint: ClassVar[bool] = True
 

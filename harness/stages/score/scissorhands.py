@@ -1,4 +1,4 @@
-"""Rows that the latest queries kept finding important; it knows nothing of which rows are protected."""
+"""Scissorhands: tokens that stay important over many queries."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from harness.stages.protocols import LayerView, Needs, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class Scissorhands(Scorer):
-    """Scissorhands (arXiv 2305.17118): a row loses a point for each of the last `window` queries t that gives it less than 1/t.
+    """Scissorhands (arXiv 2305.17118; kvpress: none).
 
-    t is the number of rows that the query sees, so 1/t is an even share. Queries do not judge rows later than themselves.
-    The weights of a query group are averaged first, which the paper leaves undefined. The paper's history window is 400 and
-    its protected recent window 10; counts tie often, and of equal rows the earlier one stays.
+    score_j = -(number of the last `window` queries t that see token j and have a_tj < 1 / n_t), with a the attention weights
+    and n_t the number of stored tokens that query t sees, so that 1 / n_t is a uniform share.
+
+    Not defined by the paper: with grouped queries the weights are averaged over the group before the comparison. Counts tie
+    often; of equal tokens the earlier stays. The paper's history window is 400 and its protected recent window 10.
     """
 
     window: int = 400

@@ -1,4 +1,4 @@
-"""Rows that the last queries of the prompt look at; it knows nothing of which rows are protected."""
+"""SnapKV: attention of the last queries of the prompt, pooled over neighbours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from harness.stages.protocols import LayerView, Needs, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class SnapKV(Scorer):
-    """SnapKV (arXiv 2404.14469): attention of the last `window` queries, summed, max-pooled over `kernel` neighbouring rows.
+    """SnapKV (arXiv 2404.14469; kvpress: SnapKVPress, which averages over a query group after pooling).
 
-    Scores of a query group are averaged before pooling. The window itself is protected (`keep.recent` defaults to it), and
-    pooling sees only the rows before it. Once, after prefill; decoding then grows the store.
+    score_j = max over the `kernel` neighbours i of j of the sum over the last `window` queries t of a_ti, with a the
+    attention weights, averaged over a query group before pooling. Pooling covers the tokens before the window only;
+    the window is protected (`keep.recent` defaults to it).
+
+    Window 32, max pooling and kernel 7 are the paper's experiments; the authors' class defaults to window 64, average pooling
+    and kernel 5. Runs after prefill (or after each chunk); decoding then adds tokens to the cache.
     """
 
     joint: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Rows that the newest query looks at, the same for all heads of a layer; it knows nothing of which rows are protected."""
+"""TOVA: attention of the newest query, one kept set for all heads of a layer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from harness.stages.protocols import LayerView, Needs, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class Tova(Scorer):
-    """TOVA (arXiv 2401.06104): the last query's attention, averaged over all query heads; one kept set per layer.
+    """TOVA (arXiv 2401.06104; kvpress: TOVAPress, which protects the newest token and runs after prefill only).
 
-    As in the paper no row is protected by its age, the newest one included.
+    score_j = mean over all query heads of the layer of the last query's attention weight on j, the same for every KV head.
+    As in the paper no token is protected, not even the newest.
     """
 
     joint: ClassVar[bool] = True

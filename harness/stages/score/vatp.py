@@ -1,4 +1,4 @@
-"""Heavy hitters weighted by their values; it knows nothing of which rows are protected."""
+"""VATP: accumulated attention weighted by the size of the values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from harness.stages.protocols import LayerView, Needs, Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class Vatp(Scorer):
-    """Value-aware token pruning (arXiv 2406.12335), its H2O variant: accumulated attention times the L1 norm of the value.
+    """Value-aware token pruning (arXiv 2406.12335; kvpress: none), the paper's H2O variant.
 
-    The sums are those of H2O: over all queries so far, mean over a query group, kept in the store (and counted) in every
-    phase but `prefill`. Sinks have large sums and small values: the paper protects them, so should `keep.sinks`.
+    score_j = S_j * ||v_j||_1, with S_j the accumulated attention of H2O, stored and counted as there.
+
+    Sinks have large S and small values: the paper protects them, so set `keep.sinks` above 0.
     """
 
     keeps_state: ClassVar[bool] = True
