@@ -18,6 +18,7 @@ from harness.stages.stack import unused
 ORDER = ("keep", "keys", "values")  # of a label's words; then the rest by name
 LONGEST = 40  # characters of a list; of a longer one its digest is shown
 BOTH = "codec"  # what is the same for keys and values
+Config = dict[str, Any]
 GONE = object()  # the value of what was taken out
 
 
@@ -46,25 +47,22 @@ def label(name: str, changes: Sequence[str], points: Sequence[Point]) -> str:
     """
     parts = {str(place_of(one)): one for one in changes if place_of(one) is not None}  # the last one of a place holds
     chosen = [parts[place] for place in sorted(parts, key=lambda place: (place.count("."), _rank(place)))]
-    found = [*_parts(name, chosen), *_settings(name, chosen, changes, points)]
+    stages = [compose_stack(name, chosen[:at])[0] for at in range(len(chosen) + 1)]
+    found = [*_parts(chosen, stages), *_settings(stages[-1], *compose_stack(name, changes), points)]
     return ", ".join([name, *map(_words, _together(found))])
 
 
-def _parts(name: str, chosen: Sequence[str]) -> Iterator[Change]:
-    """Parts that are not what the stack has without their being chosen."""
-    before, _ = compose_stack(name, [])
-    for at, override in enumerate(chosen):
-        after, _ = compose_stack(name, chosen[: at + 1])
+def _parts(chosen: Sequence[str], stages: Sequence[Config]) -> Iterator[Change]:
+    """The chosen parts that are not what the stack has anyway; `stages`: the stack without any, with the first, and so on."""
+    for override, before, after in zip(chosen, stages, stages[1:], strict=False):
         if before != after:
             found = parsed(override)
             yield Change(str(place_of(override)), GONE if found.is_delete() else plain(found.value()), part=True)
-        before = after
 
 
-def _settings(name: str, chosen: Sequence[str], changes: Sequence[str], points: Sequence[Point]) -> Iterator[Change]:
-    """Values that are not those of the stack with its chosen parts; what follows from another one is compared as written."""
-    written, resolved = compose_stack(name, changes)
-    before, after, shown = _flat(compose_stack(name, chosen)[0]), _flat(written), _flat(resolved)
+def _settings(base: Config, written: Config, resolved: Config, points: Sequence[Point]) -> Iterator[Change]:
+    """Values that are not those of `base`, the stack with its chosen parts; interpolations are compared as written."""
+    before, after, shown = _flat(base), _flat(written), _flat(resolved)
     ignored = (
         "name",
         "points",

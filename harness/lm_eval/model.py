@@ -74,7 +74,8 @@ def _arm(name: str, changes: Sequence[str], budget: Any, point: Any) -> Arm:
     arms = stack_arms(name, changes)
     allowed = f"a number from 0 to {len(arms) - 1}: {[arm.point for arm in arms]}"
     require(isinstance(point, int) and 0 <= point < len(arms), "point", point, allowed)
-    return arms[point]
+    chosen: Arm = arms[point]
+    return chosen
 
 
 def _spelled(value: Any) -> str:
