@@ -1,4 +1,4 @@
-"""What `python -m harness` does between the configuration and the printed folder; it knows no stage and no task."""
+"""What `python -m harness` does between the configuration and the printed folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     """
     _quiet()
     found = arms_of(cfg, overrides)
-    spelled = {cell.name: cell.spellings for cell in found if len(cell.spellings) > 1}
+    spelled = {arm.name: arm.spellings for arm in found if len(arm.spellings) > 1}
     for name, spellings in spelled.items():
         print(f"{name} is one point for what comes to the same: {'; '.join(spellings)}")
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
@@ -47,12 +47,12 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     store: Store[Planned] = Store(results_folder(config) / bench.setup.run_id, redo=bench.options.redo)
     try:
         runner = bench.runner(store)
-        works = bench.works(runner)
-        for line in notices(bench.task, bench.lm.tokens, works):
+        planned = bench.works(runner)
+        for line in notices(bench.task, bench.lm.tokens, planned):
             print(f"warning: {line}", file=sys.stderr)
         manifest = bench.manifest(found)
-        store.write_manifest(manifest | {"asked": asked(works), "spellings": spelled})
-        failures = runner.run(works)
+        store.write_manifest(manifest | {"asked": asked(planned), "spellings": spelled})
+        failures = runner.run(planned)
     finally:
         store.close()
     try:
@@ -76,14 +76,14 @@ def _show(store: Store[Planned], overrides: Sequence[str], failures: Sequence[st
     counts = [f"{status['ok']} ok", f"{status['failed']} failed"]
     counts += [f"{status[name]} {words}" for name, words in OTHERS.items() if status[name]]
     print(", ".join(counts))
-    stand = len(store.unmade & {record["key"] for record in mine if record["status"] in FINAL})
-    if stand:
-        print(f"{stand} could not be made again: the older records stand; the last one: {''.join(failures[-1:])}")
-    if status["failed"] or stand:
+    kept = len(store.unmade & {record["key"] for record in mine if record["status"] in FINAL})
+    if kept:
+        print(f"{kept} could not be made again: the older records count; the last one: {''.join(failures[-1:])}")
+    if status["failed"] or kept:
         hydra = HydraConfig.get() if HydraConfig.initialized() else None
-        what = "the same command runs all" if stand else "only what failed runs"
-        print(f"{what} again with: {again(overrides, hydra, redo=bool(stand))}")
-    bad: int = status["failed"] + stand
+        what = "the same command runs all" if kept else "only what failed runs"
+        print(f"{what} again with: {again(overrides, hydra, redo=bool(kept))}")
+    bad: int = status["failed"] + kept
     wanted = [record for record in mine if record["stack"] != FULL] or mine
     refused = sum(record["status"] == "refused" for record in wanted)
     if refused and refused == len(wanted):

@@ -1,4 +1,4 @@
-"""Paths that users write, and names used in paths: a name never leads out of its folder."""
+"""Where conf/ is, paths as users write them, and names that become parts of paths: none leads out of its folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 
-MOST = 96  # bytes of a name: two of them and a digest fit into the 255 bytes of a file name
+CONF = Path(__file__).parents[2] / "conf"
+MOST = 96  # bytes of a name: two of them and a digest stay below the 255 of a file system
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 
 

@@ -31,9 +31,9 @@ def test_every_stack_builds_at_every_point(name: str) -> None:
     overrides = [f"compress={name}"]
     found = arms_of(hydra.compose("config", overrides=overrides), overrides)
     assert found[0].label == FULL
-    assert {cell.label for cell in found} == {FULL, name}, "the file's name is the stack's label"
-    assert all(isinstance(cell.stack, Stack) for cell in found)
-    points = [str(cell.point) for cell in found if cell.label == name]
+    assert {arm.label for arm in found} == {FULL, name}, "the file's name is the stack's label"
+    assert all(isinstance(arm.stack, Stack) for arm in found)
+    points = [str(arm.point) for arm in found if arm.label == name]
     assert len(points) == len(set(points)) > 0
 
 
@@ -50,5 +50,5 @@ def test_every_experiment_composes(name: str) -> None:
 
 def test_the_default_experiment_has_eight_stacks_and_several_points() -> None:
     found = arms_of(hydra.compose("config"), [])
-    assert len({cell.label for cell in found if cell.label != FULL}) >= 8
-    assert max(sum(cell.label == label for cell in found) for label in {c.label for c in found}) >= 3
+    assert len({arm.label for arm in found if arm.label != FULL}) >= 8
+    assert max(sum(arm.label == label for arm in found) for label in {c.label for c in found}) >= 3

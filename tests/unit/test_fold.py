@@ -58,11 +58,11 @@ SWEPT = {
 
 
 @pytest.mark.parametrize("arguments", [value[0] for value in SWEPT.values()], ids=SWEPT)
-def test_a_folded_job_has_the_cells_of_its_parts(arguments: list[str]) -> None:
+def test_a_folded_job_has_the_arms_of_its_parts(arguments: list[str]) -> None:
     (job,) = jobs(*arguments)
     apart = itertools.chain.from_iterable(of(one.overrides) for one in job.split())
-    wanted = {(cell.name, repr(cell.config)) for cell in apart}
-    assert {(cell.name, repr(cell.config)) for cell in of(job.overrides)} == wanted
+    wanted = {(arm.name, repr(arm.config)) for arm in apart}
+    assert {(arm.name, repr(arm.config)) for arm in of(job.overrides)} == wanted
     assert len(job.split()) == len(set(job.stacks)) > 1
 
 
@@ -78,7 +78,7 @@ def test_overrides_with_quotes_commas_and_signs_arrive_whole() -> None:
 
 def test_a_stack_may_carry_its_own_overrides_in_a_list() -> None:
     found = of(["stacks=[int8,[h2o,'compress.keep.budget.value=0.3']]"])
-    assert [cell.name for cell in found] == ["full", "int8", "h2o keep.budget.value=0.3"]
+    assert [arm.name for arm in found] == ["full", "int8", "h2o keep.budget.value=0.3"]
 
 
 REFUSED = {

@@ -1,4 +1,4 @@
-"""One arm is one point, however it is spelled: cells are told apart by what they resolve to and what is used of it."""
+"""One arm is one point, however it is spelled: arms differ by what they resolve to and what is used of it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ SAME = {
 
 
 @pytest.mark.parametrize("stacks", SAME.values(), ids=SAME)
-def test_two_spellings_of_one_arm_are_one_cell_that_lists_both(stacks: str) -> None:
-    """The kind: what is asked for tells two arms apart where what happens does not."""
+def test_two_spellings_of_one_arm_are_one_arm_that_lists_both(stacks: str) -> None:
+    """The kind: what is asked for differs where what happens does not."""
     full, only = of(f"stacks=[{stacks}]")
     assert full.label == "full"
     assert len(only.spellings) == stacks.count("],") + 1 + stacks.startswith("int"), only.spellings
@@ -61,7 +61,7 @@ DIFFERENT = {
 def test_what_happens_otherwise_stays_apart(stacks: str) -> None:
     found = of(f"stacks=[{stacks}]")
     assert len(found) == 3
-    assert all(len(cell.spellings) == 1 for cell in found)
+    assert all(len(arm.spellings) == 1 for arm in found)
 
 
 def test_an_option_that_is_not_used_changes_neither_label_nor_configuration() -> None:

@@ -41,20 +41,20 @@ def test_the_full_cache_with_another_part_is_a_stack(overrides: tuple[str, ...])
     assert changed.label != "full" and changed.stack.keys.name == "int8" and changed.stack.values.name == "exact"
 
 
-def test_the_full_cache_without_changes_stands_once() -> None:
-    assert [cell.label for cell in of("stacks=[full,int8,full]")] == ["full", "int8"]
-    assert [cell.label for cell in of("compress=full")] == ["full"]
+def test_the_full_cache_without_changes_is_there_once() -> None:
+    assert [arm.label for arm in of("stacks=[full,int8,full]")] == ["full", "int8"]
+    assert [arm.label for arm in of("compress=full")] == ["full"]
 
 
 def test_quotes_are_no_part_of_a_name_and_the_last_choice_holds() -> None:
-    assert {cell.label for cell in of("compress='int8'")} == {"full", "int8"}
-    assert {cell.label for cell in of("compress=h2o", 'compress="int8"')} == {"full", "int8"}
+    assert {arm.label for arm in of("compress='int8'")} == {"full", "int8"}
+    assert {arm.label for arm in of("compress=h2o", 'compress="int8"')} == {"full", "int8"}
 
 
 def test_a_whole_budget_takes_the_place_of_a_point_value() -> None:
     """Kind: a value that the stack's points set again."""
-    _, cell = of("compress=h2o", "compress.keep.budget={unit: tokens, value: 64}")
-    assert cell.stack.keep is not None and cell.stack.keep.budget.value == 64 and cell.stack.keep.budget.unit == "tokens"
+    _, arm = of("compress=h2o", "compress.keep.budget={unit: tokens, value: 64}")
+    assert arm.stack.keep is not None and arm.stack.keep.budget.value == 64 and arm.stack.keep.budget.unit == "tokens"
 
 
 REFUSED = {
