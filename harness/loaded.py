@@ -61,9 +61,9 @@ class LoadedModel:
         Raises:
             UserError: a stack that is not there, has several budgets and none chosen, or does not fit the context.
         """
+        require(isinstance(context, str) and bool(context), "context", context, "a text")
         chosen = calibrated(_stack(stack, changes), self.engine, self.lm)
         ids = self.lm.tokens.prompt(context, "", "", chat=chat).context
-        require(bool(ids), "context", context, "a text of at least one token")
         return CompressedContext(self, context, chat, ids, self._compressed(chosen, ids))
 
     def _compressed(self, stack: Stack, ids: tuple[int, ...]) -> SequenceCache:

@@ -93,6 +93,8 @@ def evaluate(
     Raises:
         UserError: whatever cannot be run, in one line, before any model loads where that is possible.
     """
+    if not isinstance(task, str):
+        _check_task(task, overrides)
     named, values = divided(stacks) if stacks is not None else ([], [])
     given = [*model_overrides(model), *overrides_of({"limit": limit} | overrides)]
     given += [] if stacks is None else overrides_of({"stacks": named or ["full"]})
@@ -103,7 +105,6 @@ def evaluate(
     if isinstance(task, str):
         store, failures = make(config, arms)
     else:
-        _check_task(task, overrides)
         config["task"] = described(task, "task")
         store, failures = make(config, arms, lambda part, where: task if where == "task" else build(part, where))
     return Run(store.folder, frozenset(store.asked), tuple(failures))

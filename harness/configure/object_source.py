@@ -151,8 +151,8 @@ def _file(module: str) -> Path | None:
 
 def _installed(module: str) -> bool:
     """Whether a module is this project's, Python's or an installed package's: records name their versions or hash them."""
-    if f"{module}.".startswith(OURS):
-        return True
+    if module == "__main__" or f"{module}.".startswith(OURS):
+        return module != "__main__"  # whatever program runs there, what a user defines in it is the user's
     file = _file(module)
     if file is None:
         return module in sys.builtin_module_names or module == "builtins"

@@ -38,19 +38,25 @@ def described(value: Any, path: str) -> Any:
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, torch.Tensor):
-        data = value.detach().cpu().contiguous()
-        content = hashlib.sha256(data.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
-        return {"tensor": content, "shape": list(data.shape), "dtype": str(data.dtype)}
-    if isinstance(value, PathLike):
-        return str(fspath(value))
     if isinstance(value, Mapping):
         return {str(key): described(one, f"{path}.{key}") for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [described(one, f"{path}[{at}]") for at, one in enumerate(value)]
     if isinstance(value, set | frozenset):
         return sorted((described(one, path) for one in value), key=repr)
-    return _named(value if isinstance(value, type) or _is_function(value) else type(value)) | _fields(value, path)
+    return _object(value, path)
+
+
+def _object(value: Any, path: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        data = value.detach().cpu().contiguous()
+        content = hashlib.sha256(data.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        return {"tensor": content, "shape": list(data.shape), "dtype": str(data.dtype)}
+    if isinstance(value, PathLike):
+        return str(fspath(value))
+    if isinstance(value, type) or _is_function(value):
+        return _named(value)
+    return _named(type(value)) | _fields(value, path)
 
 
 def _named(found: Any) -> dict[str, str]:
@@ -64,8 +70,6 @@ def _is_function(value: Any) -> bool:
 
 
 def _fields(value: Any, path: str) -> dict[str, Any]:
-    if isinstance(value, type) or _is_function(value):
-        return {}
     if is_dataclass(value):
         return {one.name: described(getattr(value, one.name), f"{path}.{one.name}") for one in fields(value) if one.init}
     require(hasattr(value, "__dict__"), path, value, _PLAIN)
@@ -122,11 +126,10 @@ def _settings(stack: Stack) -> str:
     scorer: Any = stack.keep and stack.keep.scorer
     if not is_dataclass(scorer):
         return ""
-    unlike = ((one.name, getattr(scorer, one.name), one.default) for one in fields(scorer) if one.init)
-    shown = (
-        (name, value) for name, value, usual in unlike if usual is MISSING or value is not usual and repr(value) != repr(usual)
-    )
-    return "".join(
-        f"_{name}{value if isinstance(value, bool | int | float | str) else digest(described(value, name))[:8]}"
-        for name, value in shown
-    )
+    given = ((one.name, getattr(scorer, one.name), one.default) for one in fields(scorer) if one.init)
+    shown = [(name, value) for name, value, usual in given if usual is MISSING or repr(value) != repr(usual)]
+    return "".join(f"_{name}{value if _short(value) else digest(described(value, name))[:8]}" for name, value in shown)
+
+
+def _short(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str)
