@@ -42,7 +42,13 @@ def source_digest(found: Any) -> str:
         UserError: there is no source to read, or its code names a value that has no content to hash.
     """
     texts: dict[str, Any] = {}
-    _collect(found, texts)
+    try:
+        _collect(found, texts)
+    except RecursionError:
+        raise UserError(
+            f"{found.__qualname__} names a value that holds itself (a logger, a register of functions): it cannot be hashed; "
+            "write the class into a file of its own and import it from there"
+        ) from None
     return digest(texts)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike, fspath
 from typing import Any
 
@@ -54,6 +54,8 @@ def _object(value: Any, path: str) -> Any:
         return {"tensor": content, "shape": list(data.shape), "dtype": str(data.dtype)}
     if isinstance(value, PathLike):
         return str(fspath(value))
+    if isinstance(value, partial):
+        return {"partial": described([value.func, value.args, value.keywords], path)}
     if isinstance(value, type) or _is_function(value):
         return _named(value)
     return _named(type(value)) | _fields(value, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ def cell(text: str, *, source: bool = True) -> type[Any]:
     exec(compile(text, name, "exec"), space)
     found: type[Any] = space["Mine"]
     return found
+
+
+def plus(a: int, b: int = 0) -> int:
+    return a + b
 
 
 def stack(scorer: Any, value: float = 0.5) -> harness.Stack:
@@ -162,6 +167,7 @@ def test_a_stack_of_this_project_brings_no_source_and_hashes_as_by_name() -> Non
 def test_tensors_are_told_apart_by_content_and_what_has_none_is_refused() -> None:
     assert described(torch.zeros(2), "x") != described(torch.ones(2), "x")
     assert described({1, 2}, "x") == described({2, 1}, "x")
+    assert described(partial(plus, 1), "x") != described(partial(plus, 2), "x")
     with pytest.raises(UserError, match=r"keep\.scorer\.made=<generator"):
         described((one for one in "ab"), "keep.scorer.made")
 
@@ -181,3 +187,13 @@ def test_stacks_by_name_as_values_and_with_labels() -> None:
             divided(wrong)
     with pytest.raises(UserError, match="a label of your own"):
         with_values(found, [("a", mine)])
+
+
+def test_a_cell_that_names_what_cannot_be_hashed_is_refused_in_one_line() -> None:
+    register = (
+        "\nMINE = {}\n"
+        + CELL.replace("return SCALE *", "return len(MINE) * SCALE *")
+        + "\nMINE['size'] = size\nMINE['all'] = MINE\n"
+    )
+    with pytest.raises(UserError, match="names a value that holds itself"):
+        arm_of(stack(cell(register)()))
