@@ -104,19 +104,28 @@ def _globals_of(code: CodeType) -> Iterator[str]:
 
 
 def _functions(found: Any) -> list[FunctionType]:
-    """Functions that a class, a method of any kind or a function consists of; those that a decorator wrote have no source."""
+    """Functions that a class, a method of any kind or a function consists of, as far as their source can be read."""
+    return [one for one in _written(found) if linecache.getlines(one.__code__.co_filename)]
+
+
+def _written(found: Any) -> list[FunctionType]:
+    """The same whether or not there is source, but for what decorators wrote."""
     if isinstance(found, type):
-        return [one for value in vars(found).values() for one in _functions(value)]
+        return [one for value in vars(found).values() for one in _written(value)]
     inner = [getattr(found, name, None) for name in ("fget", "fset", "func", "__func__", "__wrapped__")]
     every = [one for one in (found, *inner) if isinstance(one, FunctionType)]
-    mine = [
-        one for one in every if not _installed(str(one.__globals__.get("__name__")))
-    ]  # decorators wrap in functions of theirs
-    return [one for one in mine if linecache.getlines(one.__code__.co_filename)]
+    return [one for one in every if not _by_decorator(one)]
+
+
+def _by_decorator(function: FunctionType) -> bool:
+    """Whether a decorator made a function: from a text of its own, as dataclass does, or in a module that is installed."""
+    return function.__code__.co_filename == "<string>" or _installed(str(function.__globals__.get("__name__")))
 
 
 def _source(found: Any) -> str:
     """The text of a class or function; of a class from where its methods stand, for a notebook's cells are no module files."""
+    if isinstance(found, type) and not _written(found):
+        return ""  # its bases and attributes, which are taken in beside its source, are all there is to it
     for function in _functions(found) if isinstance(found, type) else ():
         text = _class_around(found.__name__, function.__code__)
         if text:

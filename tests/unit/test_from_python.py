@@ -197,3 +197,12 @@ def test_a_cell_that_names_what_cannot_be_hashed_is_refused_in_one_line() -> Non
     )
     with pytest.raises(UserError, match="names a value that holds itself"):
         arm_of(stack(cell(register)()))
+
+
+def test_a_class_of_attributes_alone_needs_no_source_of_its_own() -> None:
+    text = CELL.replace("class Mine(", "class Base(") + "\nclass Mine(Base):\n    kind = 1\n"
+    keys = [
+        cell_part(arm_of(stack(cell(changed)())))
+        for changed in (text, text.replace("kind = 1", "kind = 2"), text.replace("SCALE *", "SCALE +"))
+    ]
+    assert len(set(keys)) == 3
