@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -12,19 +11,20 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness import usage
 from harness.command import execute
 from harness.configure.arguments import check_arguments, is_sweep
 from harness.configure.hydra_errors import CompositionError, said
 from harness.errors import UserError
+from harness.files.paths import CONF
 from harness.sweep import job
 from harness.sweep.fold import deferred
 from harness.sweep.sweeper import register
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-CONF = str(Path(__file__).parents[1] / "conf")
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="config")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """One run; the last printed line is its folder. In a sweep it is one job of many, and its folder says how it went."""
     # As typed: Hydra would resolve ${...} in them.
@@ -38,7 +38,7 @@ def main(cfg: DictConfig) -> None:
     except (UserError, OmegaConfBaseException) as error:
         sys.exit(f"error: {error if isinstance(error, UserError) else said(error)}")
     except SystemExit as ended:
-        sys.exit(f"error: a part of this run called exit({ended.code}): finished records are safe, and stand without a report")
+        sys.exit(f"error: a part of this run called exit({ended.code}): finished records are safe, but there is no report")
     except KeyboardInterrupt:
         sys.exit("interrupted: finished records are safe, the same command goes on from there")
     print(folder)
@@ -48,6 +48,9 @@ def main(cfg: DictConfig) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if usage.asked(sys.argv[1:]):
+        print(usage.page(sys.argv[1:]))
+        sys.exit(0)
     # Hydra reads flags before or after all overrides, but not between them.
     overrides = get_args_parser().parse_intermixed_args(sys.argv[1:]).overrides
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in overrides] + overrides

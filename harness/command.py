@@ -1,4 +1,4 @@
-"""What `python -m harness` does between the configuration and the printed folder; it knows no stage and no task."""
+"""What `python -m harness` does between the configuration and the printed folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
 from harness.configure.again import again
-from harness.configure.arms import FULL, Arm, arms_of, build
+from harness.configure.arms import FULL, Arm, arms_of
+from harness.configure.typed import build
 from harness.errors import UserError
 from harness.evaluation.assemble import Build, assemble, results_folder
 from harness.evaluation.notices import notices
@@ -56,12 +57,12 @@ def make(config: Mapping[str, Any], found: Sequence[Arm], build: Build = build) 
     store: Store[Planned] = Store(results_folder(config) / bench.setup.run_id, redo=bench.options.redo)
     try:
         runner = bench.runner(store)
-        works = bench.works(runner)
-        for line in notices(bench.task, bench.lm.tokens, works):
+        planned = bench.works(runner)
+        for line in notices(bench.task, bench.lm.tokens, planned):
             print(f"warning: {line}", file=sys.stderr)
         manifest = bench.manifest(found)
-        store.write_manifest(manifest | {"asked": asked(works), "spellings": spelled})
-        failures = runner.run(works)
+        store.write_manifest(manifest | {"asked": asked(planned), "spellings": spelled})
+        failures = runner.run(planned)
     finally:
         store.close()
     try:
@@ -83,14 +84,14 @@ def _show(store: Store[Planned], overrides: Sequence[str], failures: Sequence[st
         print(stale)
     print(counted(mine))
     status = Counter(str(record["status"]) for record in mine)
-    stand = len(store.unmade & {record["key"] for record in mine if record["status"] in FINAL})
-    if stand:
-        print(f"{stand} could not be made again: the older records stand; the last one: {''.join(failures[-1:])}")
-    if status["failed"] or stand:
+    kept = len(store.unmade & {record["key"] for record in mine if record["status"] in FINAL})
+    if kept:
+        print(f"{kept} could not be made again: the older records count; the last one: {''.join(failures[-1:])}")
+    if status["failed"] or kept:
         hydra = HydraConfig.get() if HydraConfig.initialized() else None
-        what = "the same command runs all" if stand else "only what failed runs"
-        print(f"{what} again with: {again(overrides, hydra, redo=bool(stand))}")
-    bad: int = status["failed"] + stand
+        what = "the same command runs all" if kept else "only what failed runs"
+        print(f"{what} again with: {again(overrides, hydra, redo=bool(kept))}")
+    bad: int = status["failed"] + kept
     wanted = [record for record in mine if record["stack"] != FULL] or mine
     refused = sum(record["status"] == "refused" for record in wanted)
     if refused and refused == len(wanted):

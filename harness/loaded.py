@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from harness.calibrate.codec_limits import calibrated
-from harness.configure.arms import FULL, arms_of, build
+from harness.configure.arms import FULL, arms_of
 from harness.configure.from_python import composed, model_overrides, overrides_of
+from harness.configure.typed import build
 from harness.engine.answers import Ask
 from harness.engine.engine import Engine
 from harness.engine.logits import UNSOUND
@@ -34,8 +35,8 @@ def load(model: str | PathLike[str] = "smollm2", **settings: Any) -> LoadedModel
     Raises:
         UserError: whatever cannot be had or read; one line.
     """
-    with composed([*model_overrides(model), *overrides_of(settings, "model")]) as composition:
-        config: dict[str, Any] = OmegaConf.to_container(composition.model, resolve=True)  # type: ignore[assignment]
+    composition = composed([*model_overrides(model), *overrides_of(settings, "model")])
+    config: dict[str, Any] = OmegaConf.to_container(composition.model, resolve=True)  # type: ignore[assignment]
     spec: ModelSpec = build(config, "model")
     lm = load_weights(spec, NAME)
     return LoadedModel(spec.name, lm, Engine(lm.model, lm.kv_dtype, lm.eos_ids))
@@ -127,8 +128,7 @@ def _stack(stack: str | Stack, changes: dict[str, Any]) -> Stack:
         require(not changes, "stack", stack, "a Stack value is taken as it is; changes are for stacks by name")
         return stack
     given = [*overrides_of({"compress": stack}), *overrides_of(changes, "compress")]
-    with composed(given) as composition:
-        found = arms_of(composition, given)
+    found = arms_of(composed(given), given)
     found = found[1:] or found  # the first one is the full cache
     if len(found) > 1:
         knobs = ", ".join(f"{key.replace('.', '__')}={value}" for key, value in found[0].point.items())

@@ -17,9 +17,10 @@ from harness.analysis.frontier import rank
 from harness.analysis.point_row import BASE
 from harness.analysis.points import points
 from harness.command import counted, make
-from harness.configure.arms import arms_of, build
+from harness.configure.arms import arms_of
 from harness.configure.from_python import composed, model_overrides, overrides_of
 from harness.configure.objects import described, divided, with_values
+from harness.configure.typed import build
 from harness.errors import UserError, require
 from harness.pages import table
 from harness.pages.frontier_figure import frontier
@@ -99,9 +100,9 @@ def evaluate(
     given = [*model_overrides(model), *overrides_of({"limit": limit} | overrides)]
     given += [] if stacks is None else overrides_of({"stacks": named or ["full"]})
     given += overrides_of({"task": task}) if isinstance(task, str) else []
-    with composed(given) as composition:
-        arms = with_values(arms_of(composition, given), values)
-        config: dict[str, Any] = OmegaConf.to_container(composition, resolve=True)  # type: ignore[assignment]
+    composition = composed(given)
+    arms = with_values(arms_of(composition, given), values)
+    config: dict[str, Any] = OmegaConf.to_container(composition, resolve=True)  # type: ignore[assignment]
     if isinstance(task, str):
         store, failures = make(config, arms)
     else:

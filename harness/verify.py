@@ -33,7 +33,7 @@ ALLOW = (
     "a module of your own that the run's parts may come from (repeatable); without it only this project's classes are made, "
     "and no other module is imported"
 )
-TOLERANCE = 1e-4  # of numbers that are not whole: what a wave of other rows may change in their last digits
+TOLERANCE = 1e-4  # of numbers that are not whole: what a batch of other requests may change in their last digits
 COMPARED = (
     *("status", "prompt_sha256", "n_prompt", "output", "stop_reason", "score", "metrics", "weight"),
     *("tokens_seen", "tokens_kept", "entries_touched", "codec_info", "bytes"),
@@ -78,36 +78,36 @@ def verify(folder: Path, sample: int = SAMPLE, allow: Collection[str] = ()) -> V
     """
     require(sample > 0, "--sample", sample, "a positive number of records")
     records = [record for record in current_records(folder)[0] if record["status"] in FINAL]
-    told = manifests(folder)
-    if not records or not told:
-        raise UserError(f"{folder} has no {'finished records' if told else 'manifest'}: there is nothing to verify")
+    found = manifests(folder)
+    if not records or not found:
+        raise UserError(f"{folder} has no {'finished records' if found else 'manifest'}: there is nothing to verify")
     chosen = choose(records, sample)
     build = Builder(frozenset(allow))
-    config = _config(told)
+    config = _config(found)
     check_rest(config)
-    cells = {_cell_of(record): _cell(record, build) for record in chosen}
-    bench = assemble(config, list(cells.values()), build=build)
+    arms = {_arm_of(record): _arm(record, build) for record in chosen}
+    bench = assemble(config, list(arms.values()), build=build)
     with tempfile.TemporaryDirectory() as scratch:
-        made = _made(bench, Path(scratch), chosen, cells)
+        made = _made(bench, Path(scratch), chosen)
     different = [line for record in chosen for line in differences(record, made.get(_name(record)))]
     answers = sum(answer_alone(record, made.get(_name(record))) for record in chosen)
     other = sum(_name(record) in made and made[_name(record)]["key"] != record["key"] for record in chosen)
     return Verdict(checked=len(chosen), different=different, answers=answers, other_code=other)
 
 
-def _config(told: Sequence[Json]) -> Json:
+def _config(found: Sequence[Json]) -> Json:
     """The newest invocation's configuration, but what decides only whether a record can be made is the widest of them all."""
-    widest = max((one["config"]["memory_limit"] for one in told), key=lambda limit: parse_bytes("memory_limit", limit))
-    config: Json = told[-1]["config"]
+    widest = max((one["config"]["memory_limit"] for one in found), key=lambda limit: parse_bytes("memory_limit", limit))
+    config: Json = found[-1]["config"]
     return config | {"progress": False, "time_limit": None, "redo": False, "memory_limit": widest}
 
 
 def choose(records: Sequence[Json], sample: int) -> list[Json]:
-    """A sample in which every cell has its turn before any has a second one."""
-    by_cell: dict[str, list[Json]] = {}
+    """A sample in which every arm has its turn before any has a second one."""
+    by_arm: dict[str, list[Json]] = {}
     for record in random.Random(0).sample(list(records), len(records)):
-        by_cell.setdefault(_cell_of(record), []).append(record)
-    turns = sorted(((turn, record) for same in by_cell.values() for turn, record in enumerate(same)), key=lambda pair: pair[0])
+        by_arm.setdefault(_arm_of(record), []).append(record)
+    turns = sorted(((turn, record) for same in by_arm.values() for turn, record in enumerate(same)), key=lambda pair: pair[0])
     return [record for _, record in turns[:sample]]
 
 
@@ -147,31 +147,41 @@ def same(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def _made(bench: Bench, scratch: Path, chosen: Sequence[Json], cells: Mapping[str, Arm]) -> dict[Any, Json]:
+def _made(bench: Bench, scratch: Path, chosen: Sequence[Json]) -> dict[Any, Json]:
     store: Store[Planned] = Store(scratch)
     runner = bench.runner(store)
     wanted = {_name(record) for record in chosen}
-    works: list[Planned] = []
+    planned: list[Planned] = []
     for seed in sorted({record["seed"] for record in chosen}):
         ids = {record["example_id"] for record in chosen if record["seed"] == seed}
         examples = [example for example in bench.examples(seed) if example.id in ids]
-        names = {id(cell): name for name, cell in zip(cells, bench.cells, strict=True)}
         found = runner.works(examples, bench.cells, seed)
-        works += [work for work in found if (seed, work.example.id, names[id(work.cell)]) in wanted]
-    runner.run(works)
+        planned += [
+            one for one in found if (seed, one.example.id, _identity(one.cell.label, one.cell.point, one.cell.config)) in wanted
+        ]
+    runner.run(planned)
     store.close()
     return {_name(record): record for record in store.records()}
 
 
 def _name(record: Mapping[str, Any]) -> tuple[int, str, str]:
-    return record["seed"], record["example_id"], _cell_of(record)
+    return record["seed"], record["example_id"], _arm_of(record)
 
 
-def _cell_of(record: Mapping[str, Any]) -> str:
-    return json.dumps([record["stack"], record["point"], record["stack_config"]], sort_keys=True)
+def _arm_of(record: Mapping[str, Any]) -> str:
+    return _identity(record["stack"], record["point"], record["stack_config"])
 
 
-def _cell(record: Mapping[str, Any], build: Builder) -> Arm:
+def _identity_of(arm: Arm) -> str:
+    return _identity(arm.label, arm.point, arm.config)
+
+
+def _identity(label: str, point: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """What tells an arm from the others of its run."""
+    return json.dumps([label, point, config], sort_keys=True)
+
+
+def _arm(record: Mapping[str, Any], build: Builder) -> Arm:
     stack = build(record["stack_config"], f"stack {record['stack']!r}")
     return Arm(record["stack"], record["point"], record["stack_config"], stack)
 

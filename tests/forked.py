@@ -94,7 +94,7 @@ def main() -> None:
 
     import harness.command  # noqa: F401
     from harness.__main__ import CONF
-    from harness.configure.arms import build
+    from harness.configure.typed import build
     from harness.kv.attention import NAME
     from harness.models.load import load
 

@@ -13,28 +13,24 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from harness.configure.hydra_errors import CompositionError, said
-from harness.configure.typed import made
+from harness.configure.compose import compose
+from harness.configure.typed import build
 from harness.engine.engine import Engine
 from harness.errors import UserError, require
 from harness.files.paths import user_path
 from harness.kv.attention import NAME
-from harness.models.load import LM, load
+from harness.models.load import LM, ModelSpec, load
 from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Needs, Scorer
 from harness.stages.stack import Stack
 
-CONF = Path(__file__).parents[2] / "conf"
 SETTINGS = {"share": float, "tokens": int, "repeats": int, "seed": int, "out": str}
 
 
@@ -58,7 +54,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class CopyProbe(Scorer):
-    """Writes down how much each KV head copies from a sequence that ends in `tokens` tokens twice; keeps rows by position."""
+    """Writes down how much each KV head copies from a sequence that ends in `tokens` tokens twice; keeps tokens by position."""
 
     tokens: int
     found: dict[int, Tensor] = field(default_factory=dict)
@@ -121,7 +117,7 @@ def calibrate(lm: LM, name: str, how: Calibration) -> dict[str, Any]:
     }
 
 
-def _composed(arguments: Sequence[str]) -> tuple[Any, Calibration]:
+def _composed(arguments: Sequence[str]) -> tuple[ModelSpec, Calibration]:
     """(model, calibration) of the command line: model=... as everywhere, and the fields of Calibration."""
     own = {a.partition("=")[0]: a.partition("=")[2] for a in arguments if a.partition("=")[0] in SETTINGS}
     model = [a for a in arguments if a.partition("=")[0] not in own]
@@ -133,13 +129,8 @@ def _composed(arguments: Sequence[str]) -> tuple[Any, Calibration]:
     except ValueError as error:
         raise UserError(f"{' '.join(f'{k}={v}' for k, v in own.items())} is not possible: {error}") from None
     how = Calibration(**typed)  # type: ignore[arg-type]
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            config = OmegaConf.to_container(hydra.compose("config", overrides=model).model, resolve=True)
-            return made(config, "model"), how
-    except CompositionError as error:
-        raise UserError(str(error.__cause__) if isinstance(error.__cause__, UserError) else said(error)) from None
+    spec: ModelSpec = build(OmegaConf.to_container(compose(model).model, resolve=True), "model")
+    return spec, how
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

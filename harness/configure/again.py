@@ -1,4 +1,4 @@
-"""The command line that runs a job again: its overrides, and where its configurations were found. It runs nothing."""
+"""The command line that runs a job again: its overrides, and where its configurations were found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from harness.configure.arms import key_of
+from harness.configure.overrides import key_of
 
 
 def sources(hydra: Any) -> list[str]:

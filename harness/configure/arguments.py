@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from harness.configure.arms import is_stack_override, key_of
+from harness.configure.overrides import is_stack_override, key_of
 from harness.errors import UserError, require
 
 GROUPS = ("model", "corpus", "task", "compress", "experiment")

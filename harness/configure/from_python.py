@@ -1,48 +1,27 @@
-"""Arguments of the Python face as the overrides that a command line would hold, and their composition by Hydra."""
+"""Arguments of the Python face as the overrides that a command line would hold."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from omegaconf import DictConfig
 
 from harness.configure.arguments import check_arguments
-from harness.configure.hydra_errors import CompositionError, said
-from harness.errors import UserError, require
-from harness.files.paths import user_path
+from harness.configure.compose import compose
+from harness.errors import require
+from harness.files.paths import CONF, user_path
 
-CONF = Path(__file__).parents[2] / "conf"
 _WORD = re.compile(r"[A-Za-z_][\w.-]*")
 _READ_OTHERWISE = {"null", "true", "false", "inf", "nan"}  # words that Hydra takes for something else than a text
 
 
-@contextmanager
-def composed(overrides: Sequence[str]) -> Iterator[DictConfig]:
-    """The configuration of a command line; while it is open, stacks can be composed beside it.
-
-    A Hydra that the caller's program runs is put aside meanwhile.
-
-    Raises:
-        UserError: what Hydra cannot compose, in one line.
-    """
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """The configuration of a command line, refused in the same words (UserError)."""
     check_arguments(overrides)
-    before = get_gh_backup()
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            yield hydra.compose("config", overrides=list(overrides))
-    except CompositionError as error:
-        raise UserError(said(error)) from None
-    finally:
-        restore_gh_from_backup(before)
+    return compose(overrides)
 
 
 def overrides_of(values: Mapping[str, Any], under: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""Says in one line what Hydra could not compose; it knows no key and no group of ours."""
+"""Says in one line what Hydra could not compose."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, partial
 from os import PathLike, fspath
 from typing import Any
@@ -116,22 +116,8 @@ def with_values(found: Sequence[Arm], values: Sequence[tuple[str | None, Stack]]
 def arm_of(stack: Stack, label: str | None = None) -> Arm:
     """A stack that exists as a value, its budget as its point."""
     stack = replace(stack, **unused(stack.keep, stack.phase))
-    label = label or stack.describe() + _settings(stack)
+    label = label or stack.describe()
     if label == FULL and stack.compresses:
         raise UserError("a stack that compresses cannot be called full: give it another label, stacks={'LABEL': stack}")
     point = {} if stack.keep is None else {"keep.budget.value": stack.keep.budget.value}
     return Arm(label, point, described(stack, f"stack {label!r}"), stack, spellings=(label,))
-
-
-def _settings(stack: Stack) -> str:
-    """What a scorer was given other than its defaults: labels of parts do not show it."""
-    scorer: Any = stack.keep and stack.keep.scorer
-    if not is_dataclass(scorer):
-        return ""
-    given = ((one.name, getattr(scorer, one.name), one.default) for one in fields(scorer) if one.init)
-    shown = [(name, value) for name, value, usual in given if usual is MISSING or repr(value) != repr(usual)]
-    return "".join(f"_{name}{value if _short(value) else digest(described(value, name))[:8]}" for name, value in shown)
-
-
-def _short(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str)

@@ -21,10 +21,10 @@ class Options:
     Attributes:
         limit: examples of every seed, None for all.
         seeds: what examples are drawn with; several are one run, pooled in its tables.
-        memory_limit: bytes of the rows that decode together.
+        memory_limit: bytes of the sequence caches that decode together.
         time_limit: seconds that a record may take, None for any.
         redo: make records again that are there.
-        decoded_views: auto keeps decoded copies of stores between steps where memory_limit leaves room; off decodes every step.
+        decoded_views: auto keeps decoded copies between steps where memory_limit leaves room; off decodes every step.
         batch_invariant: whether a request's logits are the same bits in any company.
     """
 

@@ -1,8 +1,8 @@
 """Builds what a run folder names, a model, a task, a corpus, a stack, without letting the folder choose what runs.
 
 A folder may be anybody's. Of every `_target_` in it the object it resolves to is checked: a class that this project, or a
-module that the user allows, defines itself, of the type that the field it stands in expects. Modules of nobody known are not
-even imported. Values are taken as they stand: no interpolation, no resolver, none of Hydra's own keys.
+module that the user allows, defines itself, of the type that its field expects. Other modules are not
+even imported. Values are taken as they are: no interpolation, no resolver, none of Hydra's own keys.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Builder:
             raise UserError(f"{where}: {one_line(error)}") from error
 
     def _class(self, target: Any, hint: Any, where: str) -> type:
-        """The class a target names, once it is known to be one that may stand here."""
+        """The class a target names, once it is known to be one that may be used here."""
         named = f"{where}._target_={target!r:.80} is not possible"
         module, _, name = target.rpartition(".") if isinstance(target, str) else ("", "", "")
         if not self._knows(module):
@@ -113,7 +113,7 @@ def _targets(value: Any) -> Iterator[Any]:
 
 
 def _at_home(found: type) -> Any:
-    """What stands under a class's own name in its own module."""
+    """What is found under a class's own name in its own module."""
     place: Any = sys.modules.get(found.__module__)
     for name in found.__qualname__.split("."):
         place = getattr(place, name, None)

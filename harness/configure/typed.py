@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from hydra.utils import instantiate
 
-from harness.errors import require
+from harness.errors import UserError, require
 
 MOST = 1 << 63  # whole numbers stay below: torch takes no more
 TARGET = "_target_"
@@ -60,6 +60,27 @@ def made(config: Any, path: str) -> Any:
     """What a resolved `_target_` tree describes, every value checked; whatever Hydra or a constructor raises."""
     check_types(config, path)
     return instantiate(_in_pieces(config), _convert_="all")
+
+
+def build(config: Any, where: str) -> Any:
+    """What a resolved `_target_` tree describes; whatever is wrong with it becomes one UserError that starts with `where`.
+
+    Args:
+        config: its values are checked against the constructors' annotations first.
+        where: a top-level key such as `task`, or words that name the stack.
+    """
+    root = where if where.isidentifier() else "compress"
+    require(isinstance(config, Mapping) and TARGET in config, root, config, f"a member of conf/{root}")
+    try:
+        return made(config, root)
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None and not isinstance(cause, UserError):
+            cause = cause.__cause__
+        if isinstance(cause, UserError):
+            raise UserError(f"{where}: {cause}") from None
+        line = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        raise UserError(f"{where}: {line}") from error
 
 
 def escaped(config: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from harness.calibrate.codec_limits import ROLES, calibrated
-from harness.configure import arms as composed
+from harness.configure import typed
 from harness.configure.arms import Arm
 from harness.configure.options import Options
 from harness.engine.batches import one_line
@@ -95,7 +95,7 @@ class Bench:
         return told | {"samples": samples_of(self.setup.identity, {seed: self.examples(seed) for seed in self.options.seeds})}
 
 
-def assemble(config: Mapping[str, Any], cells: Sequence[Arm], *, weights: bool = True, build: Build = composed.build) -> Bench:
+def assemble(config: Mapping[str, Any], cells: Sequence[Arm], *, weights: bool = True, build: Build = typed.build) -> Bench:
     """Build and load everything a configuration names; UserError before any model loads where possible.
 
     Without weights the bench knows every record it would make, and can make none. `build` makes the parts: by default
@@ -174,7 +174,7 @@ def reproducible(seed: int) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def outlined(config: Mapping[str, Any], build: Build = composed.build) -> tuple[Options, ModelSpec, Task]:
+def outlined(config: Mapping[str, Any], build: Build = typed.build) -> tuple[Options, ModelSpec, Task]:
     """What a configuration says of everything but its stacks, checked; nothing is loaded (UserError)."""
     options = Options.of(config)
     spec: ModelSpec = build(config["model"], "model")

@@ -247,7 +247,7 @@ def asked(works: Sequence[Planned]) -> dict[str, Any]:
         "examples": [
             [seed, name, part] for seed, name, part in dict.fromkeys((w.seed, w.example.id, w.parts[0]) for w in works)
         ],
-        "cells": [[name, part] for name, part in dict.fromkeys((w.cell.name, w.parts[1]) for w in works)],
+        "arms": [[name, part] for name, part in dict.fromkeys((w.cell.name, w.parts[1]) for w in works)],
     }
 
 

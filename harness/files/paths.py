@@ -1,4 +1,4 @@
-"""Paths as users write them, and names that become parts of paths: a name never leads out of the folder it is used in."""
+"""Where conf/ is, paths as users write them, and names that become parts of paths: none leads out of its folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 
+CONF = Path(__file__).parents[2] / "conf"
 MOST = 96  # bytes of a name: two of them and a digest stay below the 255 of a file system
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 

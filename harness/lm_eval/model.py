@@ -8,17 +8,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import hydra
 from lm_eval.api import model as lm_eval_model
 from lm_eval.api.registry import register_model
 from omegaconf import OmegaConf
 
 from harness.calibrate.codec_limits import calibrated
-from harness.configure.hydra_errors import CompositionError, said
-from harness.configure.typed import made
+from harness.configure.arms import Arm, stack_arms
+from harness.configure.compose import compose, composing
+from harness.configure.overrides import is_stack_override
+from harness.configure.typed import build
 from harness.engine.batches import parse_bytes
 from harness.engine.engine import Engine
 from harness.errors import UserError, require
@@ -29,7 +29,6 @@ from harness.models.load import ModelSpec, load
 from harness.stages.stack import Stack
 
 MODEL = "kv_harness"
-CONF = Path(__file__).parents[2] / "conf"
 OWN = ("memory_limit", "truncate", "tokenizer")  # model_args that are no configuration
 
 
@@ -55,43 +54,27 @@ def settings(arguments: Mapping[str, Any]) -> Settings:
         UserError: a name or key that does not exist; an illegal stack.
     """
     given = dict(arguments)
-    budget, point = given.pop("budget", None), given.pop("point", None)
+    budget, point, name = given.pop("budget", None), given.pop("point", None), str(given.pop("compress", "full"))
     require(budget is None or point is None, "point", point, "give a point or a budget, not both")
-    given.setdefault("compress", "full")
-    changes = [f"{key}={_spelled(value)}" for key, value in given.items()]
+    overrides = [f"{key}={_spelled(value)}" for key, value in given.items()]
+    changes = [one for one in overrides if is_stack_override(one)]
+    with composing():
+        config = compose([one for one in overrides if one not in changes])
+        arm = _arm(name, changes, budget, point)
+        spec = build(OmegaConf.to_container(config.model, resolve=True), "model")
+    return Settings(spec, arm.stack, arm.label, arm.point)
+
+
+def _arm(name: str, changes: Sequence[str], budget: Any, point: Any) -> Arm:
+    """The stack at one of its points, at a budget, or as its parts say."""
     if budget is not None:
-        changes.append(f"compress.keep.budget.value={budget}")
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = _composed(changes)
-        points: list[dict[str, Any]] = OmegaConf.to_container(config.compress.points) if config.compress.get("points") else [{}]  # type: ignore[assignment]
-        chosen: dict[str, Any] = {} if budget is None else {"keep.budget.value": budget}
-        if point is not None:
-            allowed = f"a number from 0 to {len(points) - 1}: {points}"
-            require(isinstance(point, int) and 0 <= point < len(points), "point", point, allowed)
-            chosen = points[point]
-            config = _composed([*changes, *(f"compress.{key}={_spelled(value)}" for key, value in chosen.items())])
-        parts: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    stack = {k: v for k, v in parts["compress"].items() if k not in ("name", "points")}
-    return Settings(_built(parts["model"], "model"), _built(stack, "compress"), str(given["compress"]), chosen)
-
-
-def _composed(changes: Sequence[str]) -> Any:
-    try:
-        config = hydra.compose("config", overrides=list(changes))
-        OmegaConf.resolve(config.compress)
-        return config
-    except CompositionError as error:
-        raise UserError(f"model_args {' '.join(changes)}: {said(error)}") from None
-
-
-def _built(config: Mapping[str, Any], where: str) -> Any:
-    try:
-        return made(config, where)
-    except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None and not isinstance(cause, UserError):
-            cause = cause.__cause__
-        raise UserError(f"{where}: {(str(cause).strip().splitlines() or [''])[0]}") from None
+        return stack_arms(name, [*changes, f"compress.keep.budget.value={budget}"])[0]
+    if point is None:
+        return stack_arms(name, [*changes, "compress.points=[{}]"])[0]
+    arms = stack_arms(name, changes)
+    allowed = f"a number from 0 to {len(arms) - 1}: {[arm.point for arm in arms]}"
+    require(isinstance(point, int) and 0 <= point < len(arms), "point", point, allowed)
+    return arms[point]
 
 
 def _spelled(value: Any) -> str:

@@ -109,13 +109,13 @@ def code_hash(config: Mapping[str, Any]) -> str:
     return _hash_files(tuple(files))
 
 
-def manifest(config: Any, model: Mapping[str, Any], corpus: Mapping[str, Any], cells: list[str]) -> dict[str, Any]:
+def manifest(config: Any, model: Mapping[str, Any], corpus: Mapping[str, Any], arms: list[str]) -> dict[str, Any]:
     """What an invocation was: configuration, versions, machine, revision, digests."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="microseconds"),  # the last one says which records are stale
         "command": sys.argv[1:],
         "config": config,
-        "cells": cells,
+        "arms": arms,
         "model": dict(model),
         "corpus": dict(corpus),
         "versions": versions() | {"python": platform.python_version()} | {name: _version(name) for name in ALSO},

@@ -7,7 +7,7 @@ would be legal.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from harness.errors import UserError, require
@@ -156,17 +156,20 @@ class Stack:
         return tokens
 
     def describe(self) -> str:
-        """A label made of the resolved parts, for stacks that no YAML names; only the full cache is called full."""
-        parts = [] if self.keep is None else _rule(self.keep)
-        if self.encodes:
-            keys, values = _codec(self.keys), _codec(self.values)
-            parts.append(keys if keys == values else f"k-{keys}_v-{values}")
+        """A label made of the parts, for stacks that no YAML names: `keydiff, no recent, int4 keys, always`."""
+        words = [] if self.keep is None else _rule(self.keep)
+        codecs = {role: _codec(codec) for role, codec in (("keys", self.keys), ("values", self.values))}
+        if self.encodes and codecs["keys"] == codecs["values"]:
+            words.append(codecs["keys"])
+        elif self.encodes:
+            words += [f"{said} {role}" for role, said in codecs.items() if type(getattr(self, role)) is not Exact]
         if self.evicts_steps or self.chunked:
-            often = {"every_n": self.every, "chunked": self.chunk}.get(self.phase, "")
-            parts.append(f"{self.phase}{often}")
-        parts += ["cache_positions"] if self.positions == "cache" else []
-        parts += ["cached"] if self.read == "cached" else []
-        return "+".join(parts) or "full"
+            words.append(
+                {"every_n": f"every {self.every} tokens", "chunked": f"chunks of {self.chunk}"}.get(self.phase, self.phase)
+            )
+        words += ["cache positions"] if self.positions == "cache" else []
+        words += ["decoded copy"] if self.read == "cached" else []
+        return ", ".join(words) or "full"
 
 
 def unused(keep: object, phase: str) -> dict[str, Any]:
@@ -177,11 +180,20 @@ def unused(keep: object, phase: str) -> dict[str, Any]:
 
 
 def _rule(keep: Keep) -> list[str]:
-    """The parts of a label that say which rows stay."""
-    recent = "" if keep.recent is None else f"_recent{keep.recent}"
-    first = f"sink{keep.sinks}_" if keep.sinks else ""
-    splits = [type(part).__name__.lower() for part in (keep.layers, keep.heads) if type(part).__name__ != "Uniform"]
-    return [first + type(keep.scorer).__name__.lower() + recent, *splits]
+    """The words of a label that say which tokens stay."""
+    words = [_named(keep.scorer)]
+    words += [f"{keep.sinks} sinks"] if keep.sinks else []
+    words += [] if keep.recent is None else [f"{keep.recent or 'no'} recent"]
+    splits = (("layers", keep.layers), ("heads", keep.heads))
+    return words + [f"{_named(split)} {role}" for role, split in splits if type(split).__name__ != "Uniform"]
+
+
+def _named(part: Any) -> str:
+    """A part's class, and its settings that are not the defaults."""
+    own = [one for one in fields(part) if one.init] if is_dataclass(part) else []
+    shown = {one.name: getattr(part, one.name) for one in own if getattr(part, one.name) != one.default}
+    settings = [f"{name} {value}" for name, value in shown.items() if isinstance(value, int | float | str | tuple)]
+    return type(part).__name__.lower() + (f" ({', '.join(settings)})" if settings else "")
 
 
 def _tail(codec: Codec, n: int) -> int:
@@ -199,4 +211,5 @@ def _codec(codec: Codec) -> str:
         shown.pop("bits", None)
     if shown.get("scale") == "dynamic":
         del shown["scale"]
-    return ".".join([codec.name, *(f"{k[0]}{v}" for k, v in shown.items()), *(["symmetric"] if info.get("symmetric") else [])])
+    words = [*(f"{key} {value}" for key, value in shown.items()), *(["symmetric"] if info.get("symmetric") else [])]
+    return codec.name + (f" ({', '.join(words)})" if words else "")

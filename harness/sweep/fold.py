@@ -1,6 +1,6 @@
 """From the overrides of a sweep to its jobs: combinations that differ only in the stack become one job, which prefills once.
 
-It starts nothing and composes nothing; it knows Hydra's override grammar and which keys are about the stack.
+Only overrides are read: nothing is composed, nothing started.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, Transformer
 from hydra.errors import HydraException
 
-from harness.configure.arms import is_stack_override, key_of
+from harness.configure.overrides import is_stack_override, key_of
 from harness.errors import UserError
 
 _WORDS = ("true", "false", "null", "nan", "inf")  # not strings unless quoted

@@ -1,4 +1,4 @@
-"""Runs one job of a sweep so that nothing it does can end the sweep, and writes how it went. It knows no launcher."""
+"""Runs one job of a sweep so that nothing it does can end the sweep, and writes how it went."""
 
 from __future__ import annotations
 

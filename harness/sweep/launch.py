@@ -1,4 +1,4 @@
-"""What launchers that start a process for every job share. It knows no engine.
+"""What launchers that start a process for every job share.
 
 Hydra's own in-process launcher and its joblib plugin need nothing from here: they call the task function itself.
 """
@@ -40,7 +40,7 @@ class CommandLauncher(Launcher):
         self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs; how they went stands in their folders, so there is nothing to return."""
+        """Run the jobs; their folders say how they went, so there is nothing to return."""
         hydra, cwd = self.config.hydra, Path.cwd()
         sweep = cwd / str(hydra.sweep.dir)
         commands = [

@@ -1,4 +1,4 @@
-"""Jobs in worker processes of this machine, through joblib's process pool. It knows no model and no record.
+"""Jobs in worker processes of this machine, through joblib's process pool.
 
 Every worker is a pool of its own: in a shared one a job that dies takes its neighbours along. A worker runs one job after
 another and so loads a model once.
@@ -48,7 +48,7 @@ def _work(todo: Iterator[Command]) -> None:
         begin = time.monotonic()
         try:
             worker.submit(command.inside).result()
-        except Exception as error:  # the worker died, or the job raised what cannot be told to another process
+        except Exception as error:  # the worker died, or the job raised what cannot be sent to another process
             worker.shutdown(kill_workers=True)
             worker = None
             command.close(_how(error), time.monotonic() - begin)

@@ -1,4 +1,4 @@
-"""Jobs as Ray tasks, each sent once. It knows no model and no record."""
+"""Jobs as Ray tasks, each sent once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs through submitit: on a SLURM cluster, or as processes of this machine. It knows no model and no record.
+"""Jobs through submitit: on a SLURM cluster, or as processes of this machine.
 
 The end of a job is read from its own folder, and whether it still lives from squeue. submitit's pickles and sacct are not
 asked: without accounting they never tell that a job died, and sacct calls a job that raised completed.

@@ -1,6 +1,6 @@
 """How a job of a sweep went, as files in its own folder: what counts, whatever the launcher hands back or loses.
 
-It knows no launcher and no record, and imports nothing heavy: whoever runs a job writes, whoever sweeps reads.
+Whoever runs a job writes them, whoever sweeps reads them; nothing heavy is imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sees every job of a sweep to its end, whatever a launcher does with it. It knows no engine: jobs' folders say how they ended.
+"""Sees every job of a sweep to its end, whatever a launcher does with it. Jobs' folders say how they ended.
 
 A launcher may raise at the first job that dies, take that job's neighbours down with it, or leave jobs unstarted. So:
 what never started is launched again; a job of several stacks that died runs again stack by stack, so that only the
@@ -56,13 +56,13 @@ def run_all(jobs: Sequence[Job], launch: Launch, sweep: Path, say: Callable[[str
         divided: list[Job] = []
         for number, job in numbered:
             place = sweep / str(number)
-            told, began = outcome.read(place), outcome.has_started(place)
-            if told is not None and (told.status != "crashed" or len(job.stacks) < 2):
-                ended.append(Ended(number, job, told))
+            found, began = outcome.read(place), outcome.has_started(place)
+            if found is not None and (found.status != "crashed" or len(job.stacks) < 2):
+                ended.append(Ended(number, job, found))
             elif not began and len(batch) > 1 and any(outcome.has_started(sweep / str(n)) for n, _ in numbered):
                 unstarted.append(job)
-            elif began and len(job.stacks) > 1 and told is not None:
-                say(f"job {number}: {told.reason}; its stacks run again one by one")
+            elif began and len(job.stacks) > 1 and found is not None:
+                say(f"job {number}: {found.reason}; its stacks run again one by one")
                 divided += job.split()
             elif began and (len(job.stacks) > 1 or len(batch) > 1):
                 said = f" ({against})" if against else ""

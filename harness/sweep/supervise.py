@@ -1,7 +1,7 @@
 """Runs one job of a sweep as the command a user would type, `python -m harness ...`, and sees that it has an outcome.
 
 Either as a process of its own, so that a signal ends only the job, or inside a worker that keeps its model for the next
-job. It knows no engine and imports nothing heavy, since on a cluster it runs beside the job.
+job. It imports nothing heavy, since on a cluster it runs beside the job.
 """
 
 from __future__ import annotations

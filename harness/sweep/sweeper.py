@@ -1,4 +1,4 @@
-"""`python -m harness -m ...`: the sweep as a Hydra plugin. Plan, launch, report; it knows no engine, model or record.
+"""`python -m harness -m ...`: the sweep as a Hydra plugin. Plan, launch, report.
 
 Hydra takes plugins only from its own namespace package, so `register` gives ours a module there.
 """
@@ -26,8 +26,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness.configure.again import again
 from harness.configure.arguments import check_choices
-from harness.configure.arms import Arm, arms_of, is_stack_override, key_of
+from harness.configure.arms import Arm, arms_of
 from harness.configure.hydra_errors import CompositionError, said
+from harness.configure.overrides import is_stack_override, key_of
 from harness.configure.typed import check_types
 from harness.engine.batches import one_line
 from harness.errors import UserError
@@ -36,7 +37,7 @@ from harness.files.paths import user_path
 from harness.pages import table
 from harness.pages.merged import merge
 from harness.pages.run_folder import write_all
-from harness.records.progress import Stood, asked_since, stood
+from harness.records.progress import Snapshot, asked_since, snapshot
 from harness.records.shards import load_records
 from harness.records.sweep_folder import SUMMARY
 from harness.sweep import outcome
@@ -44,7 +45,7 @@ from harness.sweep.fold import Job, fold, quoted
 from harness.sweep.launch_joblib import JoblibLauncher
 from harness.sweep.launch_ray import RayLauncher
 from harness.sweep.launch_submitit import SubmititLauncher
-from harness.sweep.lost import give_up
+from harness.sweep.lost import record_lost
 from harness.sweep.relaunch import Ended, run_all
 from harness.sweep.supervise import printed
 
@@ -54,18 +55,18 @@ LAUNCHERS = ("joblib", "slurm", "submitit_local", "ray")
 
 @dataclass(frozen=True)
 class Planned:
-    """A job that has been composed: its cells and the run folder it writes to."""
+    """A job that has been composed: its arms and the run folder it writes to."""
 
     job: Job
-    cells: list[Arm]
+    arms: list[Arm]
     folder: Path
 
     def line(self, common: set[str]) -> str:
         """The job as the plan shows it: what tells it from the others, its stacks, where its records go."""
-        counts = Counter(cell.label for cell in self.cells)
-        stacks = ", ".join(label if n == 1 else f"{label} ({n} points)" for label, n in counts.items())
+        counts = Counter(arm.label for arm in self.arms)
+        stacks = "; ".join(label if n == 1 else f"{label} ({n} points)" for label, n in counts.items())
         own = " ".join(o for o in self.job.shared if o not in common)
-        return f"{own + ': ' if own else ''}{len(self.cells)} cells: {stacks} -> {self.folder}"
+        return f"{own + ': ' if own else ''}{len(self.arms)} arms: {stacks} -> {self.folder}"
 
 
 class FoldedSweeper(Sweeper):
@@ -105,15 +106,15 @@ class FoldedSweeper(Sweeper):
         overrides = OverridesParser.create(config_loader=self.context.config_loader).parse_overrides(arguments)
         plan = self._plan(fold(overrides))
         folder = self._folder()
-        print(f"{len(plan)} jobs, {sum(len(one.cells) for one in plan)} cells; the sweep's own files are in {folder}")
+        print(f"{len(plan)} jobs, {sum(len(one.arms) for one in plan)} arms; the sweep's own files are in {folder}")
         common = set(plan[0].job.shared).intersection(*(one.job.shared for one in plan))
         for number, one in enumerate(plan):
             print(f"  job {number}: {one.line(common)}", flush=True)
-        before = {one.folder: stood(one.folder) for one in plan}
+        before = {one.folder: snapshot(one.folder) for one in plan}
         ended = run_all([one.job for one in plan], self.launcher.launch, folder, lambda line: print(line, flush=True))
         homes = {one.job.shared: one.folder for one in plan}
         (folder / SUMMARY).write_text(json.dumps([_row(one, homes) for one in ended], indent=1), encoding="utf-8")
-        self._give_up(ended, folder, lambda job: before[homes[job.shared]])
+        self._record_lost(ended, folder, lambda job: before[homes[job.shared]])
         _report(list(dict.fromkeys(homes.values())), folder, ended, self.config.hydra, before)
         return any(one.outcome.status != "ok" for one in ended)
 
@@ -138,8 +139,8 @@ class FoldedSweeper(Sweeper):
         cfg = self.context.config_loader.load_sweep_config(self.config, job.overrides)
         return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
-    def _give_up(self, ended: Sequence[Ended], folder: Path, before: Callable[[Job], Stood]) -> None:
-        """Failed records for what jobs that were cut off leave unmade; this sweep's own records stand."""
+    def _record_lost(self, ended: Sequence[Ended], folder: Path, before: Callable[[Job], Snapshot]) -> None:
+        """Failed records for what jobs that were cut off did not come to; records that this sweep made stay as they are."""
         for one in ended:
             place = folder / str(one.number)
             if one.outcome.status != "crashed" or not outcome.has_started(place):
@@ -147,9 +148,9 @@ class FoldedSweeper(Sweeper):
             try:
                 cfg = self._compose(one.job)
                 config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-                give_up(config, arms_of(cfg, one.job.overrides), one.outcome.reason, printed(place), before(one.job))
+                record_lost(config, arms_of(cfg, one.job.overrides), one.outcome.reason, printed(place), before(one.job))
             except Exception as error:  # the report of all others is worth more
-                print(f"job {one.number}: what it left unmade is missing, not failed: {one_line(error)}", file=sys.stderr)
+                print(f"job {one.number}: what it did not come to is missing, not failed: {one_line(error)}", file=sys.stderr)
 
     def _folder(self) -> Path:
         """The sweep's own folder, new: an old one holds outcomes of other jobs under the same numbers."""
@@ -164,7 +165,7 @@ class FoldedSweeper(Sweeper):
 
 
 def _check(config: DictConfig) -> None:
-    """Refuse a launcher's setting of the wrong type; the sweep's folder may stand in the home folder."""
+    """Refuse a launcher's setting of the wrong type; the sweep's folder may be in the home folder."""
     launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
     check_types(launcher, "hydra.launcher")
     folder = str(config.hydra.sweep.dir)
@@ -183,26 +184,26 @@ def _row(one: Ended, homes: Mapping[tuple[str, ...], Path]) -> dict[str, Any]:
     return {"job": one.number, "overrides": one.job.overrides, **run, **asdict(one.outcome)}
 
 
-def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: Any, before: Mapping[Path, Stood]) -> None:
+def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: Any, before: Mapping[Path, Snapshot]) -> None:
     """One report a run and, of several runs, one over all; how jobs and records went; last, where everything is."""
-    told: list[Path] = []
+    reported: list[Path] = []
     for run in runs:
         with _or_said(f"no report of {run}"):
             ranked = write_all(run)
-            told.append(run)
+            reported.append(run)
     page = folder / "dashboard.html"
-    if len(told) > 1:
+    if len(reported) > 1:
         with _or_said("no report over all runs"):
-            merge(told, page)
-    elif told:
+            merge(reported, page)
+    elif reported:
         table.show(ranked)
     failures = [one for one in ended if one.outcome.status != "ok"]
     for one in failures:
         print(f"job {one.number} failed: {one.outcome.reason}", file=sys.stderr)
         print(f"  again: {again(one.job.overrides, hydra)}", file=sys.stderr)
-    records = Counter(status for run in told for status in _statuses(run, before[run]))
+    records = Counter(status for run in reported for status in _statuses(run, before[run]))
     print(f"jobs: {len(ended) - len(failures)} ok, {len(failures)} failed; records: {_counts(records)}")
-    for path in [*told, *([page] if page.exists() else [])]:
+    for path in [*reported, *([page] if page.exists() else [])]:
         print(path)
 
 
@@ -215,7 +216,7 @@ def _or_said(what: str) -> Iterator[None]:
         print(f"{what}: {error if isinstance(error, UserError) else one_line(error)}", file=sys.stderr)
 
 
-def _statuses(run: Path, before: Stood) -> list[str]:
+def _statuses(run: Path, before: Snapshot) -> list[str]:
     """Of the records that this sweep asked for, and of those made for its jobs that died."""
     loaded = load_records(run)
     mine = asked_since(run, before) | before.new(loaded.tries)

@@ -7,7 +7,6 @@ model. Here a prompt is one text, so lm-eval's count of its tokens may differ fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, Split
@@ -16,11 +15,10 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
 from harness.errors import UserError, require
+from harness.files.paths import CONF
 from harness.types import Example
 from tasks import scoring
 from tasks.plain_tokens import PlainTokens
-
-CONF = Path(__file__).parents[2] / "conf"
 
 
 def needle(**metadata: Any) -> dict[str, Dataset]:

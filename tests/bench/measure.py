@@ -15,7 +15,8 @@ import hydra
 import torch
 from omegaconf import OmegaConf
 
-from harness.configure.arms import Arm, arms_of, build
+from harness.configure.arms import Arm, arms_of
+from harness.configure.typed import build
 from harness.engine.engine import Engine
 from harness.kv.attention import NAME
 from harness.models.load import LM, load

@@ -1,4 +1,4 @@
-"""Finished records that cannot be made again: the older ones stand, and whoever asked for new ones is told."""
+"""Finished records that cannot be made again: the older ones count, and whoever asked for new ones hears of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.test_command import ROOT, harness
 
 CHEAP = ["model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[200]", "limit=2", "results_dir=results"]
 RECORDS = 2 * 2
-STAND = f"{RECORDS} could not be made again: the older records stand"
+STAND = f"{RECORDS} could not be made again: the older records count"
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +48,8 @@ def test_what_cannot_be_made_again_is_a_failure_beside_the_older_records(
     assert (again, failed) == (folder, RECORDS)
     assert lines[-3] == f"{RECORDS} ok, 0 failed", "the table is of the older records"
     assert lines[-2].startswith(f"{STAND}; the last one: int8 {{}} ") and "memory_limit=1 is too small" in lines[-2]
-    told, _, command = lines[-1].partition(": ")
-    assert told == "the same command runs all again with"
+    said, _, command = lines[-1].partition(": ")
+    assert said == "the same command runs all again with"
     assert shlex.split(command)[3:] == [*CHEAP, "stacks=[int8]", "redo=true", "memory_limit=1"], "without redo nothing runs"
     assert {record["key"]: record for record in load_records(folder)} == before
     assert status.main([str(folder)]) == 0

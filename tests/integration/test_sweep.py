@@ -16,8 +16,8 @@ def test_a_sweep_over_stacks_is_one_fused_run(tmp_path: Path, monkeypatch: pytes
     out = sweep.run("-m", "compress=int8,h2o,tova", "compress.points=[{}]", "seed=0,1")
     assert out.returncode == 0, out.stderr
     lines = out.stdout.splitlines()
-    assert lines[0].startswith("2 jobs, 8 cells;"), "the plan comes first"
-    assert "seed=0" in lines[1] and "4 cells: full, int8, h2o, tova" in lines[1]
+    assert lines[0].startswith("2 jobs, 8 arms;"), "the plan comes first"
+    assert "seed=0" in lines[1] and "4 arms: full; int8; h2o; tova" in lines[1]
     assert "jobs: 2 ok, 0 failed; records: 16 ok" in out.stdout
     runs = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("results/*")}
     assert len(runs) == 2 and set(lines[-3:-1]) == runs

@@ -21,6 +21,7 @@ from harness.records.store import Store
 from harness.report import merge
 from harness.status import main as status_command
 from harness.verify import verify
+from tests import hostile
 from tests.record_factory import make, write_shard
 from tests.tiny_models import ids, tiny
 
@@ -65,10 +66,18 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         Store(tmp_path / "file" / "run")
 
 
-def test_status_of_a_run_without_manifests_has_no_cells(tmp_path: Path) -> None:
+def test_status_of_a_run_without_manifests_has_no_arms(tmp_path: Path) -> None:
     write_shard(tmp_path, [make()])
     found = state(tmp_path)
-    assert (found.cells, found.writers, found.seconds_left) == ((), 0, None)
+    assert (found.arms, found.writers, found.seconds_left) == ((), 0, None)
+
+
+@pytest.mark.parametrize("word", ["arms", "cells"])
+def test_a_manifest_names_its_arms_which_older_ones_call_cells(word: str, tmp_path: Path) -> None:
+    (tmp_path / "manifests").mkdir()
+    asked = {word: [["full", "a"], ["h2o keep.budget.value=0.5", "b"]], "examples": [[0, "one", "c"]]}
+    (tmp_path / "manifests" / "20260101T000000Z-abcdef.json").write_text(json.dumps(hostile.manifest(asked=asked)))
+    assert [(arm.name, arm.missing) for arm in state(tmp_path).arms] == [("full", 1), ("h2o keep.budget.value=0.5", 1)]
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"time": 3, "config": {}}', '{"time": "2026-01-01T00:00:00+00:00"}', "{"])
@@ -77,7 +86,7 @@ def test_a_manifest_that_is_not_ours_is_passed_over(text: str, tmp_path: Path) -
     (tmp_path / "manifests").mkdir()
     (tmp_path / "manifests" / "20260101T000000Z-abcdef.json").write_text(text)
     found = state(tmp_path)
-    assert (found.cells, found.writers, found.seconds_left) == ((), 0, None)
+    assert (found.arms, found.writers, found.seconds_left) == ((), 0, None)
     with pytest.raises(UserError, match="has no manifest"):
         verify(tmp_path)
 

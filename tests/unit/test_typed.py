@@ -11,8 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
-from harness.configure.arms import build
-from harness.configure.typed import TARGET, escaped
+from harness.configure.typed import TARGET, build, escaped
 from harness.errors import UserError
 from tests.conf_tree import composed, members
 

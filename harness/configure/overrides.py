@@ -1,0 +1,53 @@
+"""What a Hydra override says, from its text alone: its key, its value, whether it is about the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+STACK = "compress"
+
+
+def parsed(text: str) -> Override:
+    """The override that a text is (OverrideParseException where it is none)."""
+    return OverridesParser.create().parse_override(text)
+
+
+def key_of(override: str) -> str:
+    """The key of a Hydra override."""
+    return override.split("=", 1)[0].lstrip("+~")
+
+
+def is_stack_override(override: str) -> bool:
+    """Whether an override changes the stack: compress=, compress.x=, group@compress.x=."""
+    key = key_of(override)
+    return key == STACK or key.startswith(f"{STACK}.") or f"@{STACK}." in key
+
+
+def place_of(override: str) -> str | None:
+    """Where in the stack a member of a group is put: `keep.layers` of layers@compress.keep.layers=pyramid; None of a value."""
+    _, at, place = key_of(override).partition(f"@{STACK}.")
+    return place if at else None
+
+
+def plain(value: Any) -> Any:
+    """A parsed value without its quotes."""
+    return getattr(value, "text", value)
+
+
+def values(override: str) -> Iterator[tuple[str, Any]]:
+    """(dotted key inside the stack, value) of all that a change of values sets; nothing of a chosen part or a removal."""
+    found = parsed(override)
+    if place_of(override) is None and not found.is_delete():
+        yield from _leaves(key_of(override).removeprefix(f"{STACK}."), found.value())
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _leaves(f"{key}.{plain(name)}", one)
+    else:
+        yield key, value
