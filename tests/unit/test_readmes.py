@@ -18,7 +18,10 @@ from harness.configure.from_python import composed
 ROOT = Path(__file__).parents[2]
 READMES = [
     p
-    for p in (ROOT / name for name in ("README.md", *(f"{d}/README.md" for d in ("harness", "tasks", "conf", "results"))))
+    for p in (
+        ROOT / name
+        for name in ("README.md", *(f"{d}/README.md" for d in ("harness", "harness/stages", "tasks", "conf", "results")))
+    )
     if p.is_file()
 ]
 MODULES = {"report", "status", "verify", "lm_eval", "calibrate.retrieval_heads"}
