@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
 from harness.configure.again import again
-from harness.configure.arms import FULL, arms_of
+from harness.configure.arms import FULL, Arm, arms_of
+from harness.configure.typed import build
 from harness.errors import UserError
-from harness.evaluation.assemble import assemble, results_folder
+from harness.evaluation.assemble import Build, assemble, results_folder
 from harness.evaluation.notices import notices
 from harness.evaluation.recorder import Planned, asked
 from harness.pages.run_folder import write_all
@@ -37,13 +38,22 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     Returns:
         (run folder, records that failed; where there are none but nothing that was asked for could be made, those refused).
     """
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    store, failures = make(config, arms_of(cfg, overrides))
+    return store.folder, _show(store, overrides, failures)
+
+
+def make(config: Mapping[str, Any], found: Sequence[Arm], build: Build = build) -> tuple[Store[Planned], list[str]]:
+    """Make the missing records of these arms, and what is derived from all records of the folder.
+
+    Returns:
+        (the store, closed: its folder and what was asked for; a line for each failure).
+    """
     _quiet()
-    found = arms_of(cfg, overrides)
     spelled = {arm.name: arm.spellings for arm in found if len(arm.spellings) > 1}
     for name, spellings in spelled.items():
         print(f"{name} is one point for what comes to the same: {'; '.join(spellings)}")
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    bench = assemble(config, found)
+    bench = assemble(config, found, build=build)
     store: Store[Planned] = Store(results_folder(config) / bench.setup.run_id, redo=bench.options.redo)
     try:
         runner = bench.runner(store)
@@ -59,7 +69,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         write_all(store.folder, manifest)
     except UserError as error:
         raise UserError(f"{error}; finished records are safe, the same command writes the rest") from None
-    return store.folder, _show(store, overrides, failures)
+    return store, failures
 
 
 def _show(store: Store[Planned], overrides: Sequence[str], failures: Sequence[str]) -> int:
@@ -72,10 +82,8 @@ def _show(store: Store[Planned], overrides: Sequence[str], failures: Sequence[st
         print(f"{len(records) - len(mine)} more records of this run are in its points.csv and dashboard.html")
     if stale:
         print(stale)
+    print(counted(mine))
     status = Counter(str(record["status"]) for record in mine)
-    counts = [f"{status['ok']} ok", f"{status['failed']} failed"]
-    counts += [f"{status[name]} {words}" for name, words in OTHERS.items() if status[name]]
-    print(", ".join(counts))
     kept = len(store.unmade & {record["key"] for record in mine if record["status"] in FINAL})
     if kept:
         print(f"{kept} could not be made again: the older records count; the last one: {''.join(failures[-1:])}")
@@ -90,6 +98,13 @@ def _show(store: Store[Planned], overrides: Sequence[str], failures: Sequence[st
         print(f"nothing that was asked for could be made: all {refused} records were refused")
         return bad or Refused(refused)
     return bad
+
+
+def counted(records: Sequence[Mapping[str, Any]]) -> str:
+    """How many records came out how, in one line."""
+    status = Counter(str(record["status"]) for record in records)
+    counts = [f"{status['ok']} ok", f"{status['failed']} failed"]
+    return ", ".join(counts + [f"{status[name]} {words}" for name, words in OTHERS.items() if status[name]])
 
 
 def _quiet() -> None:

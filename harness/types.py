@@ -180,7 +180,7 @@ class Bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One (example, stack, point): the only thing a run writes. Field meanings are in the README; bytes are integers."""
+    """One (example, stack, point): the only thing a run writes. Field meanings are in results/README.md; bytes are integers."""
 
     key: str
     run_id: str

@@ -44,7 +44,7 @@ OF_ANSWER = {"output", "stop_reason", "score", "metrics", "kv_bytes_final", "kv_
 BATCH = (
     "What decodes beside an answer changes the order of its sums, and where two tokens nearly tie the other one wins: here a "
     "sample decodes together, in the run all stacks did. What was kept and stored is promised equal, free answers are not "
-    "(README, Verify)"
+    "(harness/README.md, Verify)"
 )
 
 

@@ -1,4 +1,4 @@
-"""What every label of the tables and pages means, and whether its number may be trusted; the README shows the same.
+"""What every label of the tables and pages means, and whether its number may be trusted; results/README.md shows the same.
 
 It knows no table: a label stands here as the points table holds it, in the order a reader meets them.
 """
@@ -126,6 +126,6 @@ def entries() -> Iterable[tuple[str, Entry]]:
 
 
 def markdown() -> str:
-    """The glossary as the README shows it."""
+    """The glossary as results/README.md shows it."""
     rows = (f"| {entry.printed} | {entry.meaning} | {entry.trust} |" for _, entry in entries())
     return "\n".join(["| label | meaning | may I trust the number? |", "|---|---|---|", *rows])

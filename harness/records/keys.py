@@ -53,9 +53,9 @@ def _version(name: str) -> str:
 
 
 def targets(config: Any) -> Iterator[str]:
-    """Every `_target_` of a configuration tree."""
+    """Every `_target_` of a configuration tree that a module file holds; what has none brings the digest of its source."""
     if isinstance(config, Mapping):
-        if isinstance(config.get("_target_"), str):
+        if isinstance(config.get("_target_"), str) and "_source_" not in config:
             yield config["_target_"]
         for value in config.values():
             yield from targets(value)

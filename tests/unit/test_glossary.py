@@ -34,8 +34,8 @@ def test_every_verdict_count_and_warning_has_an_entry() -> None:
     assert all(entry.printed and entry.meaning and entry.trust for _, entry in glossary.entries())
 
 
-def test_the_readme_shows_the_glossary_as_it_is() -> None:
-    assert glossary.markdown() in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+def test_the_page_about_results_shows_the_glossary_as_it_is() -> None:
+    assert glossary.markdown() in (Path(__file__).parents[2] / "results/README.md").read_text(encoding="utf-8")
 
 
 def test_a_printed_table_explains_the_labels_it_has_and_no_others() -> None:
