@@ -21,7 +21,7 @@ from harness.errors import UserError
 from harness.evaluation.assemble import assemble, results_folder
 from harness.evaluation.notices import notices
 from harness.evaluation.recorder import Planned, asked
-from harness.pages.run_folder import write_all
+from harness.pages.outputs import write_all
 from harness.pages.table import show
 from harness.records.current import current_records
 from harness.records.schema import FINAL
@@ -56,7 +56,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     finally:
         store.close()
     try:
-        write_all(store.folder, manifest)
+        found = write_all(store.folder, manifest)
     except UserError as error:
         raise UserError(f"{error}; finished records are safe, the same command writes the rest") from None
     return store.folder, _show(store, overrides, failures)

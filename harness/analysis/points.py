@@ -8,7 +8,7 @@ always be written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import pandas as pd
 
@@ -18,6 +18,7 @@ from harness.analysis.point_measures import FIDELITY
 from harness.types import BYTE_KINDS
 
 Json = dict[str, Any]
+Row: TypeAlias = "Mapping[str, Any] | pd.Series[Any]"
 
 _STRING, _INT, _FLOAT, _BOOL = "string", "int64", "float64", "bool"
 COLUMNS: dict[str, str] = {
@@ -73,6 +74,11 @@ def cells(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     `depth_realised` is the mean depth at which the needles really stood, where records know it.
     """
     return _frame(cell_rows(records), CELL_COLUMNS)
+
+
+def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """All rows in their order, by column name; single values are read from these far faster than from pandas' own rows."""
+    return cast("list[dict[str, Any]]", table.to_dict("records"))
 
 
 def _frame(rows: list[Json], columns: dict[str, str]) -> pd.DataFrame:

@@ -97,7 +97,7 @@ def _line(row: pd.Series[Any], part: pd.DataFrame, look: Look) -> go.Scatter:
     return go.Scatter(
         x=[round(value, 1) for value in part["position"]],
         y=values["perplexity"],
-        name=row["label"],
+        name=row["short"],
         legendgroup=row["stack"],
         legendrank=look.rank,
         mode="lines+markers",

@@ -50,14 +50,14 @@ def breakdown(panel: pd.DataFrame, looks: dict[str, Look]) -> tuple[go.Figure, d
     the first one holds the fewest bytes.
     """
     points = panel[panel["bytes_context"].map(math.isfinite)].sort_values(["bytes_context", "label"], ascending=False)
-    labels = points["label"].tolist()
+    labels, names = points["short"].tolist(), points["label"].tolist()
     figure = go.Figure()
     for kind in BYTE_KINDS:
         values = points[f"allocated_{kind}"].fillna(0)
         if not values.any():
             continue
         colour, pattern = KIND_LOOKS[kind]
-        text = [f"<b>{name}</b><br>{kind} {iec(value)}" for name, value in zip(labels, values, strict=True)]
+        text = [f"<b>{name}</b><br>{kind} {iec(value)}" for name, value in zip(names, values, strict=True)]
         shape = {"shape": pattern, "fgcolor": "white", "bgcolor": colour, "size": 6, "solidity": 0.25}
         bar = {"orientation": "h", "marker": {"color": colour, "pattern": shape}, "name": kind}
         figure.add_bar(x=values.tolist(), y=labels, customdata=text, hovertemplate="%{customdata}<extra></extra>", **bar)

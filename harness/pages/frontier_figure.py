@@ -84,7 +84,7 @@ def _stack_trace(points: pd.DataFrame, look: Look, paired: Paired | None, *, fir
     return go.Scatter(
         x=points["bytes_context"].tolist(),
         y=points["score"].tolist(),
-        name=stack,
+        name=points["short_stack"].iloc[0],
         legendgroup=stack,
         legendrank=look.rank,
         showlegend=first,
@@ -153,7 +153,7 @@ def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.S
     return go.Scatter(
         x=beyond["bytes_context"].tolist(),
         y=[None] * len(beyond),
-        name=stack,
+        name=beyond["short_stack"].iloc[0],
         legendgroup=stack,
         showlegend=False,
         mode="markers+text",

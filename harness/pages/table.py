@@ -22,9 +22,9 @@ from rich.text import Text
 from harness.analysis.frontier import GROUP
 from harness.analysis.labels import mode
 from harness.analysis.point_row import BASE, RUN_GROUP
+from harness.analysis.points import Row, rows_of
 from harness.pages import glossary
 from harness.pages.markup import one_line
-from harness.pages.rows import Row, rows_of
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
 
 WIDTH = 120

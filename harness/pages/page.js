@@ -1,8 +1,3 @@
-"""The script of a page: it draws the figures and answers switches, selectors and sorts; it knows no points and no Python."""
-
-from __future__ import annotations
-
-SCRIPT = """
 const store = JSON.parse(document.getElementById('content').textContent);
 const settings = {responsive: true, displaylogo: false, toImageButtonOptions: {scale: 2}, plotlyServerURL: '',
   modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d', 'sendChartToCloud', 'sendDataToCloud']};
@@ -196,4 +191,3 @@ window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
   document.querySelectorAll('th button').forEach(b => b.addEventListener('click', () => sortBy(b)));
   document.body.dataset.ready = 'yes';
 });
-"""
