@@ -6,13 +6,14 @@ import logging
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from harness.analysis.findings import Findings
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
 from harness.configure.again import again
@@ -23,7 +24,7 @@ from harness.evaluation.notices import notices
 from harness.evaluation.recorder import Planned, asked
 from harness.pages.outputs import write_all
 from harness.pages.table import show
-from harness.records.current import current_records
+from harness.records.current import Record, current_records, other_version
 from harness.records.schema import FINAL
 from harness.records.store import Store
 from harness.sweep.outcome import Refused
@@ -52,38 +53,51 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
             print(f"warning: {line}", file=sys.stderr)
         manifest = bench.manifest(found)
         store.write_manifest(manifest | {"asked": asked(works), "spellings": spelled})
+        keys = {one.key: (one.seed, str(one.example.id), one.cell.name) for one in works}
+        earlier = other_version(store.folder, keys) if store.done - keys.keys() else None
+        if earlier:
+            print(earlier)
         failures = runner.run(works)
     finally:
         store.close()
     try:
-        found = write_all(store.folder, manifest)
+        loaded, stale = current_records(store.folder)
+        findings = write_all(store.folder, manifest, loaded)
     except UserError as error:
         raise UserError(f"{error}; finished records are safe, the same command writes the rest") from None
-    return store.folder, _show(store, overrides, failures)
-
-
-def _show(store: Store[Planned], overrides: Sequence[str], failures: Sequence[str]) -> int:
-    """The table of what was asked for, and how many of it failed; the folder's page holds all of its records."""
-    loaded, stale = current_records(store.folder)
-    records = loaded.records
-    mine = [record for record in records if record["key"] in store.asked]
-    show(rank(points(mine)))
-    if len(mine) < len(records):
-        print(f"{len(records) - len(mine)} more records of this run are in its points.csv and dashboard.html")
+    mine = [record for record in loaded if record["key"] in keys]
+    _show(loaded.records, mine, findings)
     if stale:
         print(stale)
+    return store.folder, _outcome(mine, keys.keys() - store.done, failures, overrides)
+
+
+def _show(records: list[Record], mine: list[Record], found: Findings) -> None:
+    """The table of what was asked for; the folder's page holds all of its records."""
+    if len(mine) == len(records):
+        show(found.points)
+        return
+    show(rank(points(mine)))
+    print(f"{len(records) - len(mine)} more records of this run are in its points.csv and dashboard.html")
+
+
+def _outcome(mine: list[Record], unmade: Set[str], failures: Sequence[str], overrides: Sequence[str]) -> int:
+    """Say how what was asked for went; returns how many records failed, or all were refused.
+
+    `unmade` are the keys of which this run made no record that counts: with `redo`, older records may be there.
+    """
     status = Counter(str(record["status"]) for record in mine)
     counts = [f"{status['ok']} ok", f"{status['failed']} failed"]
     counts += [f"{status[name]} {words}" for name, words in OTHERS.items() if status[name]]
     print(", ".join(counts))
-    stand = len(store.unmade & {record["key"] for record in mine if record["status"] in FINAL})
-    if stand:
-        print(f"{stand} could not be made again: the older records stand; the last one: {''.join(failures[-1:])}")
-    if status["failed"] or stand:
+    older = len(unmade & {record["key"] for record in mine if record["status"] in FINAL})
+    if older:
+        print(f"{older} could not be made again: the older records count; the last one: {''.join(failures[-1:])}")
+    bad: int = status["failed"] + older
+    if bad:
         hydra = HydraConfig.get() if HydraConfig.initialized() else None
-        what = "the same command runs all" if stand else "only what failed runs"
-        print(f"{what} again with: {again(overrides, hydra, redo=bool(stand))}")
-    bad: int = status["failed"] + stand
+        what = "the same command runs all" if older else "only what failed runs"
+        print(f"{what} again with: {again(overrides, hydra, redo=bool(older))}")
     wanted = [record for record in mine if record["stack"] != FULL] or mine
     refused = sum(record["status"] == "refused" for record in wanted)
     if refused and refused == len(wanted):

@@ -24,7 +24,7 @@ def line(run: RunState) -> str:
     """One run in one line: counts, writers, pace, time left."""
     counts = [f"{run.total(name)} {name}" for name in ("ok", "refused", "failed", "missing")]
     words = [f"{run.folder}: {', '.join(counts)}"]
-    words += [f"{run.stand} could not be made again: the older records stand"] if run.stand else []
+    words += [f"{run.redo_failed} could not be made again: the older records count"] if run.redo_failed else []
     words += [f"{run.writers} writer{'s' if run.writers != 1 else ''} at work" if run.writers else "nobody at work"]
     if run.examples_per_s is not None and run.records_per_s is not None:
         words.append(f"{run.examples_per_s:.2g} examples/s, {run.records_per_s:.2g} records/s")
@@ -34,12 +34,12 @@ def line(run: RunState) -> str:
 
 
 def table(run: RunState) -> Table:
-    """The cells of a run."""
+    """The arms of a run."""
     found = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("cell", "ok", "refused", "failed", "missing"):
-        found.add_column(name, justify="left" if name == "cell" else "right", overflow="fold")
-    for cell in run.cells:
-        found.add_row(Text(printable(cell.name)), *(str(n) for n in (cell.ok, cell.refused, cell.failed, cell.missing)))
+    for name in ("arm", "ok", "refused", "failed", "missing"):
+        found.add_column(name, justify="left" if name == "arm" else "right", overflow="fold")
+    for arm in run.arms:
+        found.add_row(Text(printable(arm.name)), *(str(n) for n in (arm.ok, arm.refused, arm.failed, arm.missing)))
     return found
 
 

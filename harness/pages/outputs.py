@@ -29,12 +29,13 @@ LISTS = ("asked", "samples")  # of a manifest, as long as the run has examples
 _LOG = logging.getLogger(__name__)
 
 
-def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None) -> Findings:
+def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None, loaded: Loaded | None = None) -> Findings:
     """Write points.csv, points.parquet, frontier.json, dashboard.html and, for streams, curves.csv from a folder's shards.
 
     Args:
         run_dir: A folder with records-*.jsonl.
         manifest: What the page says about how the run was made; the newest of manifests/ when None.
+        loaded: The run's records, where they were read already.
 
     Returns:
         What was written, for whoever shows it elsewhere.
@@ -42,7 +43,7 @@ def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None) -> Findi
     Raises:
         UserError: the folder or its records are missing or not ours.
     """
-    records = current_records(run_dir)[0].records
+    records = (current_records(run_dir)[0] if loaded is None else loaded).records
     found = findings(records, run_dir)
     replace(run_dir / "points.csv", lambda path: found.points.to_csv(path, index=False))
     replace(run_dir / "points.parquet", lambda path: found.points.to_parquet(path, index=False))

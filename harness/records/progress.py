@@ -1,13 +1,13 @@
 """How far a run folder is, from its manifests and records alone; it changes nothing and prints nothing.
 
-What was asked for stands in the manifests (digests of examples and cells), what is there in the records.
+What was asked for is in the manifests (digests of examples and arms), what is there in the records.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellState:
+class ArmState:
     """One stack at one point: how many of its records are there, by status, and how many are still to be made."""
 
     name: str
@@ -37,18 +37,18 @@ class CellState:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """A run folder: its cells, who works on it, and how fast (None where nothing was made since the last start)."""
+    """A run folder: its arms, who works on it, and how fast (None where nothing was made since the last start)."""
 
     folder: Path
-    cells: tuple[CellState, ...]
-    stand: int  # finished records that could not be made again since
+    arms: tuple[ArmState, ...]
+    redo_failed: int  # finished records that could not be made again since
     writers: int  # processes at work
     examples_per_s: float | None
     records_per_s: float | None
 
     def total(self, name: str) -> int:
-        """A count over all cells: ok, refused, failed or missing."""
-        return sum(getattr(cell, name) for cell in self.cells)
+        """A count over all arms: ok, refused, failed or missing."""
+        return sum(getattr(arm, name) for arm in self.arms)
 
     @property
     def seconds_left(self) -> float | None:
@@ -102,17 +102,17 @@ def _manifest(path: Path) -> tuple[Json, str]:
     return manifest, manifest_fault(manifest, data)
 
 
-def samples(told: Sequence[Json]) -> dict[str, dict[str, str]]:
+def samples(invocations: Sequence[Json]) -> dict[str, dict[str, str]]:
     """Digests of the examples that there are, by seed and id, as the last invocation with that seed found them."""
     known: dict[str, dict[str, str]] = {}
-    for manifest in told:
+    for manifest in invocations:
         found = manifest.get("samples")
         known |= {seed: ids for seed, ids in found.items() if isinstance(ids, dict)} if isinstance(found, dict) else {}
     return known
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stood:
+class Snapshot:
     """What a run folder held at a moment: clocks of several machines cannot tell what came after it, this can."""
 
     manifests: frozenset[str] = frozenset()  # their file names
@@ -123,13 +123,13 @@ class Stood:
         return {key for key, times in tries.items() if times > self.tries.get(key, 0)}
 
 
-def stood(folder: Path) -> Stood:
+def snapshot(folder: Path) -> Snapshot:
     """What a run folder holds now; nothing where there is none."""
     names = (path.name for path in (folder / "manifests").glob("*.json"))
-    return Stood(manifests=frozenset(names), tries=read(folder).tries) if folder.is_dir() else Stood()
+    return Snapshot(manifests=frozenset(names), tries=read(folder).tries) if folder.is_dir() else Snapshot()
 
 
-def asked_since(folder: Path, before: Stood) -> set[str]:
+def asked_since(folder: Path, before: Snapshot) -> set[str]:
     """Keys of the records that later invocations asked for."""
     return {key for keys in _asked(manifests(folder, before.manifests)).values() for key in keys}
 
@@ -140,49 +140,69 @@ def state(folder: Path, now: datetime | None = None) -> RunState:
     Raises:
         UserError: a file of it may not be read.
     """
-    told = manifests(folder)
+    invocations = manifests(folder)
     loaded = read(folder)
     status = {record["key"]: str(record["status"]) for record in loaded}
-    keys = _asked(told)
-    cells = tuple(_cell(name, [status.get(key, "") for key in of]) for name, of in keys.items())
-    stand = len(loaded.stand & set().union(*keys.values()))
-    living = [m for m in told if held(folder / "claims", str(m.get("writer", "")))]
-    examples, made = _pace(loaded.records, living or told[-1:], now or datetime.now(timezone.utc), bool(living))
-    return RunState(folder=folder, cells=cells, stand=stand, writers=len(living), examples_per_s=examples, records_per_s=made)
+    keys = _asked(invocations) or _there(loaded)
+    arms = tuple(_arm(name, [status.get(key, "") for key in of]) for name, of in keys.items())
+    living = [one for one in invocations if held(folder / "claims", str(one.get("writer", "")))]
+    examples, made = _pace(loaded.records, living or invocations[-1:], now or datetime.now(timezone.utc), bool(living))
+    return RunState(
+        folder=folder,
+        arms=arms,
+        redo_failed=len(loaded.redo_failed & set().union(*keys.values())),
+        writers=len(living),
+        examples_per_s=examples,
+        records_per_s=made,
+    )
 
 
 def _listed(manifest: Json) -> tuple[list[tuple[str, str]], list[tuple[Any, str, str]]]:
-    """(cells, examples) that an invocation asked for, as `recorder.asked` wrote them."""
-    asked = manifest.get("asked") or {"cells": [], "examples": []}
-    return [(name, part) for name, part in asked["cells"]], [(seed, name, part) for seed, name, part in asked["examples"]]
+    """(arms, examples) that an invocation asked for, each with its digest; none where the manifest does not say (schema 1)."""
+    asked = manifest.get("asked") or {"examples": []}
+    arms = asked.get("arms", asked.get("cells", []))  # the older word
+    return [(name, part) for name, part in arms], [(seed, name, part) for seed, name, part in asked["examples"]]
 
 
-def _asked(told: Sequence[Json]) -> dict[str, list[str]]:
-    """Keys by cell, over all invocations, of examples that there still are; one asked for again under new code counts once."""
+def _asked(invocations: Sequence[Json]) -> dict[str, list[str]]:
+    """Keys by arm, over all invocations, of examples that there still are; one asked for again under new code counts once."""
     latest: dict[str, dict[Any, str]] = {}
-    known = samples(told)
-    for manifest in told:
-        cells, examples = _listed(manifest)
-        for name, cell in cells:
+    known = samples(invocations)
+    for manifest in invocations:
+        arms, examples = _listed(manifest)
+        for name, arm in arms:
             keys = latest.setdefault(name, {})
             for seed, example, part in examples:
                 if str(seed) not in known or str(example) in known[str(seed)]:
-                    keys[seed, example] = record_key(part, cell)
+                    keys[seed, example] = record_key(part, arm)
     return {name: list(keys.values()) for name, keys in latest.items()}
 
 
-def _cell(name: str, found: Sequence[str]) -> CellState:
+def _there(records: Iterable[Json]) -> dict[str, list[str]]:
+    """Keys by arm of the records that there are, for a folder whose manifests do not say what was asked for."""
+    found: dict[str, dict[Any, str]] = {}
+    for record in records:
+        found.setdefault(arm_name(record), {})[_example(record)] = record["key"]
+    return {name: list(keys.values()) for name, keys in found.items()}
+
+
+def arm_name(record: Mapping[str, Any]) -> str:
+    """The name of a record's arm, as `Arm.name` and manifests have it."""
+    return str(record["stack"]) + "".join(f" {key}={value}" for key, value in record["point"].items())
+
+
+def _arm(name: str, found: Sequence[str]) -> ArmState:
     count = Counter("ok" if one in ("ok", "not_exercised") else one for one in found)
-    return CellState(
+    return ArmState(
         name=name, ok=count["ok"], refused=count["refused"], failed=count["failed"], missing=len(found) - sum(map(bool, found))
     )
 
 
-def _pace(records: Sequence[Json], told: Sequence[Json], now: datetime, running: bool) -> tuple[float | None, float | None]:
+def _pace(records: Sequence[Json], since: Sequence[Json], now: datetime, running: bool) -> tuple[float | None, float | None]:
     """(examples, records) a second since the oldest of these invocations began: until now, or until the last record."""
-    if not told:
+    if not since:
         return None, None
-    start = min(str(manifest["time"]) for manifest in told)
+    start = min(str(manifest["time"]) for manifest in since)
     made = [record for record in records if str(record["written_at"])[:19] >= start[:19]]
     if not made:
         return None, None

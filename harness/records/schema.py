@@ -93,11 +93,12 @@ def _of_record() -> TypeAdapter[Any]:
     return TypeAdapter(TypedDict("Fields", {k: Required[v] for k, v in typed.items()}, total=False))  # type: ignore[misc, operator]
 
 
-class Asked(TypedDict):
-    """What an invocation asked for, as `recorder.asked` wrote it."""
+class Asked(TypedDict, total=False):
+    """What an invocation asked for, as `recorder.asked` wrote it; `cells` is what older versions called the arms."""
 
+    arms: list[tuple[Text, Text]]
     cells: list[tuple[Text, Text]]
-    examples: list[tuple[Whole, Text | Whole | Number | None, Text]]
+    examples: Required[list[tuple[Whole, Text | Whole | Number | None, Text]]]
 
 
 class Manifest(TypedDict, total=False):

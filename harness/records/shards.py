@@ -33,7 +33,7 @@ class Loaded:
     records: list[Json]
     duplicates: int  # records whose key has another one that counts
     half_written: int  # lines cut off by a kill, or damaged
-    stand: frozenset[str] = frozenset()  # keys of finished records that a later try could not make again
+    redo_failed: frozenset[str] = frozenset()  # keys of finished records that a later try could not make again
     tries: Mapping[str, int] = field(default_factory=dict)  # of every key, how many records of it are known
     unfit: tuple[str, ...] = ()  # lines that are no record of ours: FILE:LINE and the reason
 
@@ -104,7 +104,7 @@ def _read(run_dir: Path) -> Loaded:
         records=kept,
         duplicates=len(records) - len(kept),
         half_written=half,
-        stand=frozenset(one["key"] for one in failed if _rank(one)[1:] > finished[one["key"]]),
+        redo_failed=frozenset(one["key"] for one in failed if _rank(one)[1:] > finished[one["key"]]),
         tries=_tries(records),
         unfit=tuple(unfit),
     )
@@ -168,7 +168,7 @@ def parse(line: bytes) -> Json | str:
     if not isinstance(record, dict) or not record.keys() >= {"key", "schema", "run_id"}:
         return "is not a record of this program: key, schema or run_id is missing"
     if record["schema"] not in SCHEMAS_READ:
-        return f"has schema={record['schema']!s:.20}: this version reads {' and '.join(map(str, SCHEMAS_READ))}"
+        return f"has schema={record['schema']!s:.20}: this version reads {', '.join(map(str, SCHEMAS_READ))}"
     whole = defaults() | record
     fault = record_fault(whole, line)
     return f"is no whole record: {fault}" if fault else whole
@@ -177,8 +177,8 @@ def parse(line: bytes) -> Json | str:
 def mend(shard: Path) -> bool:
     """Make the last line of a shard whole: end it where only the line break is missing, cut it off where it is cut short.
 
-    Only for a shard nobody writes to any more. A file that does not begin like one of ours, or that stands in several
-    folders (a hard link), stays as it is. Returns whether anything was lost.
+    Only for a shard nobody writes to any more. A file that does not begin like one of ours, or that several folders
+    hold (a hard link), stays as it is. Returns whether anything was lost.
 
     Raises:
         UserError: the file cannot be changed.

@@ -12,7 +12,7 @@ from harness.configure.arms import Arm
 from harness.evaluation.assemble import assemble, results_folder
 from harness.evaluation.recorder import Planned, asked
 from harness.records.failures import naming, trace_file
-from harness.records.progress import Stood, state
+from harness.records.progress import Snapshot, state
 from harness.records.shards import read
 from harness.records.store import Store
 
@@ -20,7 +20,7 @@ WHY = "the job ended before this record was made"
 TAIL = 8192  # characters of what was printed
 
 
-def give_up(config: Mapping[str, Any], found: Sequence[Arm], reason: str, printed: str, before: Stood) -> int:
+def give_up(config: Mapping[str, Any], found: Sequence[Arm], reason: str, printed: str, before: Snapshot) -> int:
     """Write a failed record for all that a configuration asks for and nobody made; returns how many.
 
     Left alone are finished records, records of any kind that came after `before`, and what another process is busy with.
@@ -52,7 +52,7 @@ def give_up(config: Mapping[str, Any], found: Sequence[Arm], reason: str, printe
                 store.write(file, lambda path: path.write_text(printed[-TAIL:], encoding="utf-8"))
                 line = naming(line, file)
             recorder.write([recorder.record(work, status="failed", error=line) for work in lost])
-        if not {cell.name for cell in found} <= {cell.name for cell in state(store.folder).cells}:
+        if not {cell.name for cell in found} <= {cell.name for cell in state(store.folder).arms}:
             store.write_manifest(
                 bench.manifest(found) | {"config": dict(config), "asked": asked(works)}
             )  # the dead one did not come to it

@@ -35,7 +35,7 @@ from harness.evaluation.assemble import run_folder
 from harness.files.paths import user_path
 from harness.pages import table
 from harness.pages.outputs import merge, write_all
-from harness.records.progress import Stood, asked_since, stood
+from harness.records.progress import Snapshot, asked_since, snapshot
 from harness.records.shards import load_records
 from harness.records.sweep_folder import SUMMARY
 from harness.sweep import outcome
@@ -108,7 +108,7 @@ class FoldedSweeper(Sweeper):
         common = set(plan[0].job.shared).intersection(*(one.job.shared for one in plan))
         for number, one in enumerate(plan):
             print(f"  job {number}: {one.line(common)}", flush=True)
-        before = {one.folder: stood(one.folder) for one in plan}
+        before = {one.folder: snapshot(one.folder) for one in plan}
         ended = run_all([one.job for one in plan], self.launcher.launch, folder, lambda line: print(line, flush=True))
         homes = {one.job.shared: one.folder for one in plan}
         (folder / SUMMARY).write_text(json.dumps([_row(one, homes) for one in ended], indent=1), encoding="utf-8")
@@ -137,7 +137,7 @@ class FoldedSweeper(Sweeper):
         cfg = self.context.config_loader.load_sweep_config(self.config, job.overrides)
         return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
-    def _give_up(self, ended: Sequence[Ended], folder: Path, before: Callable[[Job], Stood]) -> None:
+    def _give_up(self, ended: Sequence[Ended], folder: Path, before: Callable[[Job], Snapshot]) -> None:
         """Failed records for what jobs that were cut off leave unmade; this sweep's own records stand."""
         for one in ended:
             place = folder / str(one.number)
@@ -182,7 +182,7 @@ def _row(one: Ended, homes: Mapping[tuple[str, ...], Path]) -> dict[str, Any]:
     return {"job": one.number, "overrides": one.job.overrides, **run, **asdict(one.outcome)}
 
 
-def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: Any, before: Mapping[Path, Stood]) -> None:
+def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: Any, before: Mapping[Path, Snapshot]) -> None:
     """One report a run and, of several runs, one over all; how jobs and records went; last, where everything is."""
     told: list[Path] = []
     for run in runs:
@@ -214,7 +214,7 @@ def _or_said(what: str) -> Iterator[None]:
         print(f"{what}: {error if isinstance(error, UserError) else one_line(error)}", file=sys.stderr)
 
 
-def _statuses(run: Path, before: Stood) -> list[str]:
+def _statuses(run: Path, before: Snapshot) -> list[str]:
     """Of the records that this sweep asked for, and of those made for its jobs that died."""
     loaded = load_records(run)
     mine = asked_since(run, before) | before.new(loaded.tries)

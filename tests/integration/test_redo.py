@@ -19,7 +19,7 @@ from tests.integration.test_command import ROOT, harness
 
 CHEAP = ["model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[200]", "limit=2", "results_dir=results"]
 RECORDS = 2 * 2
-STAND = f"{RECORDS} could not be made again: the older records stand"
+STAND = f"{RECORDS} could not be made again: the older records count"
 
 
 @pytest.fixture(autouse=True)

@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 def test_status_of_a_run_without_manifests_has_no_cells(tmp_path: Path) -> None:
     write_shard(tmp_path, [make()])
     found = state(tmp_path)
-    assert (found.cells, found.writers, found.seconds_left) == ((), 0, None)
+    assert (found.arms, found.writers, found.seconds_left) == ((), 0, None)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"time": 3, "config": {}}', '{"time": "2026-01-01T00:00:00+00:00"}', "{"])
@@ -77,7 +77,7 @@ def test_a_manifest_that_is_not_ours_is_passed_over(text: str, tmp_path: Path) -
     (tmp_path / "manifests").mkdir()
     (tmp_path / "manifests" / "20260101T000000Z-abcdef.json").write_text(text)
     found = state(tmp_path)
-    assert (found.cells, found.writers, found.seconds_left) == ((), 0, None)
+    assert (found.arms, found.writers, found.seconds_left) == ((), 0, None)
     with pytest.raises(UserError, match="has no manifest"):
         verify(tmp_path)
 

@@ -19,7 +19,7 @@ from harness.evaluation.assemble import assemble
 from harness.evaluation.recorder import Planned
 from harness.models.load import load
 from harness.pages.outputs import write_all
-from harness.records.progress import Stood, state, stood
+from harness.records.progress import Snapshot, snapshot, state
 from harness.records.shards import load_records
 from harness.records.store import Store
 from harness.sweep.lost import WHY, give_up
@@ -50,7 +50,7 @@ def composed(folder: Path, kind: str = "questions", stacks: str = STACKS) -> tup
     return hydra.compose("config", overrides=overrides), overrides
 
 
-def lost(cfg: DictConfig, overrides: list[str], before: Stood = Stood(), printed: str = "") -> int:  # noqa: B008
+def lost(cfg: DictConfig, overrides: list[str], before: Snapshot = Snapshot(), printed: str = "") -> int:  # noqa: B008
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     return give_up(config, arms_of(cfg, overrides), "killed by SIGKILL", printed, before)
 
@@ -83,7 +83,7 @@ def test_all_that_is_missing_fails_and_the_same_command_makes_it(kind: str, tmp_
 
 def test_what_others_hold_and_what_has_already_failed_is_left_alone(tmp_path: Path) -> None:
     cfg, overrides = composed(tmp_path)
-    began = Stood()
+    began = Snapshot()
     assert lost(cfg, overrides, began) == 6
     assert lost(cfg, overrides, began) == 0, "told once a sweep"
     folder = next((tmp_path / "results").iterdir())
@@ -91,7 +91,7 @@ def test_what_others_hold_and_what_has_already_failed_is_left_alone(tmp_path: Pa
     assert write_all(folder).points["n_failed"].sum() == 6, "a run of failures alone has a report"
     other: Store[Planned] = Store(folder)
     assert other.claims.take(claims_of(cfg, overrides)[0])
-    assert lost(cfg, overrides, stood(folder)) == 3, "one of two contexts is being worked on"
+    assert lost(cfg, overrides, snapshot(folder)) == 3, "one of two contexts is being worked on"
     other.close()
 
 
