@@ -145,7 +145,7 @@ def _of_proportions(first: Sample, second: Sample, totals: Floats) -> tuple[Inte
 
 
 def verdict(score: Estimate, full: Estimate, paired: Estimate, *, higher_is_better: bool, relative: bool) -> str:
-    """How a point stands to the full cache, in the words of tables and plots.
+    """How a point compares with the full cache, in the words of tables and plots.
 
     "clearly below" compares the two intervals; "equal within noise" is a paired interval that contains 0 with a
     half-width of at most 0.15 (as a share of the full score where `relative`: perplexity has no fixed scale);

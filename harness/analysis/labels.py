@@ -60,7 +60,7 @@ def shortened(stacks: Iterable[str]) -> dict[str, str]:
     for stack in stacks:
         name, *settings = stack.split(BETWEEN)
         siblings[name][stack] = settings
-    found = {}
+    found: dict[str, str] = {}
     for name, members in siblings.items():
         common = set.intersection(*map(set, members.values())) if len(members) > 1 else set()
         short = {stack: BETWEEN.join([name, *(s for s in own if s not in common)]) for stack, own in members.items()}

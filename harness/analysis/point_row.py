@@ -1,4 +1,4 @@
-"""One row of the points table from the records of one configuration; it knows no file and no data frame.
+"""One row of the points table from the records of one configuration.
 
 Pairing rule: a difference to the full cache, or to another point, is only taken within one run, over the same examples
 with the same prompt hash and seed, under the same attention function. Otherwise it is empty and a text says why.
@@ -71,7 +71,7 @@ class Comparison(NamedTuple):
     nats: Estimate = _NO_SCORE  # the same of negative log-likelihoods per token, where scores are perplexities
 
     def verdict(self, *, higher_is_better: bool) -> str:
-        """How the point stands to the other; scores that fall as they get better have no fixed scale."""
+        """How the point compares with the other; scores that fall as they get better have no fixed scale."""
         relative = not higher_is_better
         return verdict(self.score, self.other, self.paired, higher_is_better=higher_is_better, relative=relative)
 
@@ -186,7 +186,7 @@ def _against_full(point: Point, base: dict[Any, Record]) -> Comparison:
 def compare(point: Point, base: Mapping[Any, Record], name: str) -> Comparison:
     """The point beside the records of a base, by `example_of`, on the point's scored examples.
 
-    The base must be of the same `run`. It is called `name` in the reason that stands in place of a difference when it
+    The base must be of the same `run`. It is called `name` in the reason given instead of a difference when it
     lacks a score for one of these examples.
     """
     if not point.scored:

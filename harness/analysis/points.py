@@ -1,4 +1,4 @@
-"""Records to points: one typed row per configuration; it reads, draws and ranks nothing.
+"""Records to points: one typed row per configuration.
 
 A row is what one stack at one point did on all its examples of one run: score with interval, paired difference to the
 full cache of the same run on the same prompts, and the bytes it held. Every column has one type, so a table can
@@ -71,7 +71,7 @@ def points(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 def cells(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """What `points` says of scores and bytes at each asked length and depth; records without both are left out.
 
-    `depth_realised` is the mean depth at which the needles really stood, where records know it.
+    `depth_realised` is the mean depth at which the needles really are, where records know it.
     """
     return _frame(cell_rows(records), CELL_COLUMNS)
 

@@ -1,4 +1,4 @@
-"""Perplexity by position as a figure, from a table of curves and a ranked panel; it reads no series file.
+"""Perplexity by position as a figure, from a table of curves and a ranked panel.
 
 All points are traces of one figure. Which of them are shown is a list of booleans for each budget, so a page with many
 lines opens with one line a stack.

@@ -1,4 +1,4 @@
-"""One self-contained page from the records of one or several runs; everything in it was computed before."""
+"""One self-contained page from the findings of one or several runs."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def _curves_card(page: _Page, ident: str, panel: pd.DataFrame, section: pd.DataF
 
 def _bytes_card(page: _Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
     when = " at the end of the stream" if is_stream(panel.iloc[0]) else ""
-    note = f"allocated bytes by kind{when}, mean over the samples; the marker of the stack stands at the logical bytes"
+    note = f"allocated bytes by kind{when}, mean over the samples; the marker of the stack is at the logical bytes"
     figure, windows = figures.breakdown(panel, page.looks)
     controls = []
     if len(windows) > 1:

@@ -1,4 +1,4 @@
-"""The map of a page, length across and depth down, from a table of cells; it writes no HTML but a hover's."""
+"""The map of a page, length across and depth down, from a table of cells."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def heat(cells: pd.DataFrame, chosen: str, title: str | None = None) -> tuple[go
 
 
 def _depth_names(cells: pd.DataFrame, depths: list[float]) -> list[str]:
-    """The mean depth at which the answers of a row really stood, the asked one where that is not known; all different."""
+    """The mean depth at which the answers of a row really are, the asked one where that is not known; all different."""
     real = cells.groupby("depth")["depth_realised"].mean()
     names = [f"{real[depth] if math.isfinite(real[depth]) else depth:.0%}" for depth in depths]
     if len(set(names)) == len(names):

@@ -1,4 +1,4 @@
-"""The frame of a page: styles, the script and Plotly itself, once; it knows no points.
+"""The frame of a page: its style, its script and Plotly itself, once.
 
 Nothing is fetched: the content security policy of the page forbids the browser any address outside the file.
 """
@@ -85,5 +85,5 @@ def select_options(names: Sequence[str], chosen: str | None = None) -> str:
 
 
 def only_in(plot: str, view: str, shown: str, inner: str) -> str:
-    """HTML that stands on the page only while the plot is in a view; `shown` is the view to begin with."""
+    """HTML that shows on the page only while the plot is in a view; `shown` is the view to begin with."""
     return f'<span data-of="{plot}" data-in="{view}"{" hidden" * (view != shown)}>{inner}</span>'

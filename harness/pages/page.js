@@ -69,7 +69,7 @@ function dress(plot, figure) {
   figure.layout.shapes = view.shapes;
   return figure;
 }
-// markers at the edge stand for points beyond the default range, so they go when the user leaves it
+// markers at the edge show points beyond the default range, so they go when the user leaves it
 function edge(plot) {
   if (plot.dataset.view !== 'paired') return null;
   const index = plot.data.map((trace, i) => i).filter(i => plot.data[i].meta.edge);
@@ -131,8 +131,8 @@ function wire(group) {
 function wireHeat(select) {
   const plot = document.getElementById(select.dataset.plot), content = store.heat[select.dataset.plot];
   select.addEventListener('change', () => {
-    const chosen = content[select.selectedIndex], told = chosen.customdata.map(row => row.map(hoverText));
-    Plotly.update(plot, {z: [chosen.z], text: [chosen.text], customdata: [told]},
+    const chosen = content[select.selectedIndex], texts = chosen.customdata.map(row => row.map(hoverText));
+    Plotly.update(plot, {z: [chosen.z], text: [chosen.text], customdata: [texts]},
       {'annotations[1].text': chosen.label}, [1]);
   });
 }

@@ -45,7 +45,7 @@ def _stale(record: Record, known: Mapping[str, Mapping[str, str]]) -> bool:
 def other_version(folder: Path, asked: Mapping[str, tuple[int, str, str]]) -> str | None:
     """One line where the folder holds records of what is asked for under other keys, else None.
 
-    Nothing that a record names is imported: what was asked for is told by its names alone.
+    Nothing that a record names is imported: what was asked for is known by its names alone.
 
     Args:
         folder: the run folder, the manifest of this invocation in it.

@@ -69,7 +69,7 @@ def load_records(run_dir: Path) -> Loaded:
     loaded = _read(run_dir)
     if loaded.unfit and not loaded.records:
         raise UserError(f"{run_dir} holds no records: {loaded.unfit[0]}")
-    _tell(loaded)
+    _say(loaded)
     return loaded
 
 
@@ -82,7 +82,7 @@ def read(run_dir: Path) -> Loaded:
         UserError: a shard that may not be read.
     """
     loaded = _read(run_dir)
-    _tell(loaded)
+    _say(loaded)
     return loaded
 
 
@@ -110,7 +110,7 @@ def _read(run_dir: Path) -> Loaded:
     )
 
 
-def _tell(loaded: Loaded) -> None:
+def _say(loaded: Loaded) -> None:
     """Name what was passed over; of many lines of one file the first ones, and how many more."""
     by_file: dict[str, list[str]] = {}
     for line in loaded.unfit:
@@ -125,7 +125,7 @@ def _tell(loaded: Loaded) -> None:
 def latest(records: Iterable[Json]) -> list[Json]:
     """One record a key, in the order they were written: a finished one before a failure, then the later try.
 
-    A try is told by its number, which counts the tries before it; clocks decide only between tries of one number.
+    A try is known by its number, which counts the tries before it; clocks decide only between tries of one number.
     """
     found: dict[str, Json] = {}
     for record in sorted(records, key=_rank):

@@ -19,8 +19,7 @@ from harness.command import execute
 from harness.errors import UserError
 from harness.evaluation.assemble import run_folder
 from harness.records.shards import read
-from tests import hostile_names as hostile
-from tests import lm_eval_tasks
+from tests import hostile, lm_eval_tasks
 from tests.integration.test_command import ROOT
 
 TINY = ["model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[200]", "limit=2", "stacks=[int8]"]

@@ -18,7 +18,7 @@ from harness.records.progress import manifests, state
 from harness.records.shards import latest, load_records, read
 from harness.records.store import Store
 from harness.types import Record
-from tests import hostile_names as hostile
+from tests import hostile
 from tests.record_factory import make, write_shard
 
 

@@ -20,8 +20,7 @@ from harness.files.remote_code import no_remote_code
 from harness.models.load import ModelSpec, load
 from harness.models.random_model import RandomModel
 from harness.verify import verify
-from tests import conf_tree
-from tests import hostile_names as hostile
+from tests import conf_tree, hostile
 from tests.record_factory import make, write_shard
 
 KINDS = sorted(hostile.traps(Path("/")))
