@@ -5,7 +5,7 @@ ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-lowest test-ray check bench ci-deps clean
+.PHONY: help run test test-fast test-lowest test-ray check bench references ci-deps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -53,6 +53,12 @@ check: .venv/ready ## formatting, lint and types
 
 bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun, keep-all overhead, codecs
 	for script in fused_sweep fused_stream multirun overhead codecs; do $(PY) tests/bench/$$script.py || exit 1; done
+
+references: .venv/ready ## the committed curves again, many hours; goes on where it was (one of them: make reference-needle-smollm2)
+	$(PY) results/reference/rebuild.py
+
+reference-%: .venv/ready
+	$(PY) results/reference/rebuild.py $*
 
 ci-deps: ## system packages that some tests need (Debian: chromium, slurm)
 	apt-get update -qq

@@ -7,12 +7,14 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from harness.analysis.findings import Findings
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
 from harness.configure.again import again
@@ -22,14 +24,42 @@ from harness.errors import UserError
 from harness.evaluation.assemble import Build, assemble, results_folder
 from harness.evaluation.notices import notices
 from harness.evaluation.recorder import Planned, asked
-from harness.pages.run_folder import write_all
+from harness.pages.outputs import write_all
 from harness.pages.table import show
-from harness.records.current import current_records
+from harness.records.current import Record, current_records, other_version
 from harness.records.schema import FINAL
 from harness.records.store import Store
 from harness.sweep.outcome import Refused
 
 OTHERS = {"refused": "refused (not possible for the example, as said above)", "not_exercised": "not compressed (too short)"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a run came to.
+
+    Attributes:
+        folder: the run folder.
+        asked: keys of the records that were asked for.
+        missing: of these, keys of which no record was made that counts; with `redo`, older records may be there.
+        failures: a line for each failure.
+        records: all records of the folder that are this run's.
+        stale: one line on records that are not this run's any more, None where there are none.
+        findings: points, frontier and curves of `records`.
+    """
+
+    folder: Path
+    asked: frozenset[str]
+    missing: frozenset[str]
+    failures: tuple[str, ...]
+    records: list[Record]
+    stale: str | None
+    findings: Findings
+
+    @property
+    def mine(self) -> list[Record]:
+        """The records that were asked for."""
+        return [record for record in self.records if record["key"] in self.asked]
 
 
 def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
@@ -39,16 +69,13 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
         (run folder, records that failed; where there are none but nothing that was asked for could be made, those refused).
     """
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    store, failures = make(config, arms_of(cfg, overrides))
-    return store.folder, _show(store, overrides, failures)
+    made = make(config, arms_of(cfg, overrides))
+    _show(made)
+    return made.folder, _outcome(made, overrides)
 
 
-def make(config: Mapping[str, Any], found: Sequence[Arm], build: Build = build) -> tuple[Store[Planned], list[str]]:
-    """Make the missing records of these arms, and what is derived from all records of the folder.
-
-    Returns:
-        (the store, closed: its folder and what was asked for; a line for each failure).
-    """
+def make(config: Mapping[str, Any], found: Sequence[Arm], build: Build = build) -> Made:
+    """Make the missing records of these arms, and the files that are derived from all records of the folder."""
     _quiet()
     spelled = {arm.name: arm.spellings for arm in found if len(arm.spellings) > 1}
     for name, spellings in spelled.items():
@@ -62,42 +89,56 @@ def make(config: Mapping[str, Any], found: Sequence[Arm], build: Build = build) 
             print(f"warning: {line}", file=sys.stderr)
         manifest = bench.manifest(found)
         store.write_manifest(manifest | {"asked": asked(planned), "spellings": spelled})
+        keys = {one.key: (one.seed, str(one.example.id), one.cell.name) for one in planned}
+        earlier = other_version(store.folder, keys) if store.done - keys.keys() else None
+        if earlier:
+            print(earlier)
         failures = runner.run(planned)
     finally:
         store.close()
     try:
-        write_all(store.folder, manifest)
+        loaded, stale = current_records(store.folder)
+        findings = write_all(store.folder, manifest, loaded)
     except UserError as error:
         raise UserError(f"{error}; finished records are safe, the same command writes the rest") from None
-    return store, failures
+    return Made(
+        folder=store.folder,
+        asked=frozenset(keys),
+        missing=frozenset(keys.keys() - store.done),
+        failures=tuple(failures),
+        records=loaded.records,
+        stale=stale,
+        findings=findings,
+    )
 
 
-def _show(store: Store[Planned], overrides: Sequence[str], failures: Sequence[str]) -> int:
-    """The table of what was asked for, and how many of it failed; the folder's page holds all of its records."""
-    loaded, stale = current_records(store.folder)
-    records = loaded.records
-    mine = [record for record in records if record["key"] in store.asked]
-    show(rank(points(mine)))
-    if len(mine) < len(records):
-        print(f"{len(records) - len(mine)} more records of this run are in its points.csv and dashboard.html")
-    if stale:
-        print(stale)
-    print(counted(mine))
-    status = Counter(str(record["status"]) for record in mine)
-    kept = len(store.unmade & {record["key"] for record in mine if record["status"] in FINAL})
-    if kept:
-        print(f"{kept} could not be made again: the older records count; the last one: {''.join(failures[-1:])}")
-    if status["failed"] or kept:
+def _show(made: Made) -> None:
+    """The table of what was asked for; the folder's page holds all of its records."""
+    others = len(made.records) - len(made.mine)
+    show(rank(points(made.mine)) if others else made.findings.points)
+    if others:
+        print(f"{others} more records of this run are in its points.csv and dashboard.html")
+    if made.stale:
+        print(made.stale)
+
+
+def _outcome(made: Made, overrides: Sequence[str]) -> int:
+    """Say how what was asked for went; returns how many records failed, or all were refused."""
+    print(counted(made.mine))
+    failed: int = sum(record["status"] == "failed" for record in made.mine)
+    older = len(made.missing & {record["key"] for record in made.mine if record["status"] in FINAL})
+    if older:
+        print(f"{older} could not be made again: the older records count; the last one: {''.join(made.failures[-1:])}")
+    if failed or older:
         hydra = HydraConfig.get() if HydraConfig.initialized() else None
-        what = "the same command runs all" if kept else "only what failed runs"
-        print(f"{what} again with: {again(overrides, hydra, redo=bool(kept))}")
-    bad: int = status["failed"] + kept
-    wanted = [record for record in mine if record["stack"] != FULL] or mine
-    refused = sum(record["status"] == "refused" for record in wanted)
-    if refused and refused == len(wanted):
-        print(f"nothing that was asked for could be made: all {refused} records were refused")
-        return bad or Refused(refused)
-    return bad
+        what = "the same command runs all" if older else "only what failed runs"
+        print(f"{what} again with: {again(overrides, hydra, redo=bool(older))}")
+    wanted = [record for record in made.mine if record["stack"] != FULL] or made.mine
+    refused = [record for record in wanted if record["status"] == "refused"]
+    if refused and len(refused) == len(wanted):
+        print(f"nothing that was asked for could be made: all {len(refused)} records were refused")
+        return failed + older or Refused(len(refused))
+    return failed + older
 
 
 def counted(records: Sequence[Mapping[str, Any]]) -> str:

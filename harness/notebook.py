@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from harness.analysis.frontier import rank
 from harness.analysis.point_row import BASE
-from harness.analysis.points import points
+from harness.analysis.points import points, rows_of
 from harness.command import counted, make
 from harness.configure.arms import arms_of
 from harness.configure.from_python import composed, model_overrides, overrides_of
@@ -27,7 +27,6 @@ from harness.pages.frontier_figure import frontier
 from harness.pages.hover import hover
 from harness.pages.looks import looks
 from harness.pages.markup import as_markup
-from harness.pages.rows import rows_of
 from harness.records.current import current_records
 from harness.stages.stack import Stack
 from harness.types import Task
@@ -104,11 +103,11 @@ def evaluate(
     arms = with_values(arms_of(composition, given), values)
     config: dict[str, Any] = OmegaConf.to_container(composition, resolve=True)  # type: ignore[assignment]
     if isinstance(task, str):
-        store, failures = make(config, arms)
+        made = make(config, arms)
     else:
         config["task"] = described(task, "task")
-        store, failures = make(config, arms, lambda part, where: task if where == "task" else build(part, where))
-    return Run(store.folder, frozenset(store.asked), tuple(failures))
+        made = make(config, arms, lambda part, where: task if where == "task" else build(part, where))
+    return Run(made.folder, made.asked, made.failures)
 
 
 def _check_task(task: Any, overrides: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.errors import UserError
 from harness.files.plain_files import printable
-from harness.pages.merged import merge
+from harness.pages.outputs import merge
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,7 +24,7 @@ def line(run: RunState) -> str:
     """One run in one line: counts, writers, pace, time left."""
     counts = [f"{run.total(name)} {name}" for name in ("ok", "refused", "failed", "missing")]
     words = [f"{run.folder}: {', '.join(counts)}"]
-    words += [f"{run.not_remade} could not be made again: the older records count"] if run.not_remade else []
+    words += [f"{run.redo_failed} could not be made again: the older records count"] if run.redo_failed else []
     words += [f"{run.writers} writer{'s' if run.writers != 1 else ''} at work" if run.writers else "nobody at work"]
     if run.examples_per_s is not None and run.records_per_s is not None:
         words.append(f"{run.examples_per_s:.2g} examples/s, {run.records_per_s:.2g} records/s")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from harness.errors import require
 
-SCHEMA = 2
-SCHEMAS_READ = (1, 2)  # 1 lacks written_at, writer and attempt
+SCHEMA = 3
+SCHEMAS_READ = (1, 2, 3)  # fields that an older one lacks have a default in Record
 
 BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "padding", "scratch")
 
@@ -180,7 +180,7 @@ class Bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One (example, stack, point): the only thing a run writes. Field meanings are in results/README.md; bytes are integers."""
+    """One example under one arm: the only thing a run writes. results/README.md says what each field means."""
 
     key: str
     run_id: str
@@ -237,6 +237,7 @@ class Record:
     control_text: int = 0  # words of the user's text that the model reads as the template's
     chunk: int | None = None  # streams: tokens fed between two compressions
     order: int | None = None  # of several questions on one context, which one this was, from 1
+    batch_invariant: bool = False  # whether the answer is the same bits whatever decodes beside it
     rope_length: int | None = None  # tokens that the rotation was computed for, where it depends on the length of the text
     status: str = "ok"  # ok | refused | failed | not_exercised
     error: str | None = None

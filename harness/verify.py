@@ -20,11 +20,13 @@ from harness.errors import UserError, require
 from harness.evaluation.assemble import Bench, assemble
 from harness.evaluation.recorder import Planned
 from harness.files.plain_files import printable
-from harness.records.current import current_records
+from harness.records.current import ANOTHER, current_records
 from harness.records.failures import bare
+from harness.records.keys import other_code
 from harness.records.progress import manifests
 from harness.records.schema import FINAL
 from harness.records.store import Store
+from harness.types import SCHEMA
 
 Json = dict[str, Any]
 
@@ -56,13 +58,13 @@ class Verdict:
         checked: records made again.
         different: a line for every one that is not the same.
         answers: how many of those differ in their answers alone: the same was kept and stored.
-        other_code: how many were made by other code or libraries.
+        other_version: how many were made by another version of the code, a library or the model.
     """
 
     checked: int
     different: list[str]
     answers: int
-    other_code: int
+    other_version: int
 
 
 def verify(folder: Path, sample: int = SAMPLE, allow: Collection[str] = ()) -> Verdict:
@@ -82,17 +84,26 @@ def verify(folder: Path, sample: int = SAMPLE, allow: Collection[str] = ()) -> V
     if not records or not found:
         raise UserError(f"{folder} has no {'finished records' if found else 'manifest'}: there is nothing to verify")
     chosen = choose(records, sample)
-    build = Builder(frozenset(allow))
-    config = _config(found)
-    check_rest(config)
-    arms = {_arm_of(record): _arm(record, build) for record in chosen}
-    bench = assemble(config, list(arms.values()), build=build)
+    bench = _assembled(found, chosen, Builder(frozenset(allow)), folder)
     with tempfile.TemporaryDirectory() as scratch:
         made = _made(bench, Path(scratch), chosen)
     different = [line for record in chosen for line in differences(record, made.get(_name(record)))]
     answers = sum(answer_alone(record, made.get(_name(record))) for record in chosen)
     other = sum(_name(record) in made and made[_name(record)]["key"] != record["key"] for record in chosen)
-    return Verdict(checked=len(chosen), different=different, answers=answers, other_code=other)
+    return Verdict(checked=len(chosen), different=different, answers=answers, other_version=other)
+
+
+def _assembled(invocations: Sequence[Json], chosen: Sequence[Json], build: Builder, folder: Path) -> Bench:
+    """What makes the chosen records again; UserError where their run cannot be had here, or not any more."""
+    config = _config(invocations)
+    try:
+        check_rest(config)
+        arms = {_arm_of(record): _arm(record, build) for record in chosen}
+        return assemble(config, list(arms.values()), build=build)
+    except UserError as error:
+        if all(record["schema"] == SCHEMA for record in chosen) and not other_code(invocations[-1]):
+            raise
+        raise UserError(f"{folder} was {ANOTHER}, and cannot be made again by this one: {error}") from None
 
 
 def _config(found: Sequence[Json]) -> Json:
@@ -207,8 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(printable(line))
     if found.answers:
         print(f"{found.answers} of them in the answer alone. {BATCH}")
-    if found.other_code:
-        print(f"{found.other_code} of them were made by other code or library versions than are here")
+    if found.other_version:
+        print(f"{found.other_version} of them were {ANOTHER}")
     print(f"{found.checked - len(found.different)} equal, {len(found.different)} differing")
     return 1 if found.different else 0
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.analysis.curves import curves
-from harness.analysis.points import points
+from harness.analysis.findings import findings
 from harness.pages import dashboard
 from tests.record_factory import ROW, make, sha
 
@@ -62,5 +61,5 @@ def _record(
 def write_streams(folder: Path, records: list[dict[str, Any]]) -> Path:
     """The page of a stream run, with its curves."""
     path = folder / "dashboard.html"
-    dashboard.write(records, path, None, curves(folder, records, points(records)))
+    dashboard.write(findings(records, folder), path)
     return path

@@ -1,6 +1,6 @@
 """What examples that share documents can tell: they are not independent, so documents are what is counted and resampled.
 
-It knows arrays of numbers and the document of each, no score's meaning, no record and no verdict.
+In arrays of numbers and the document of each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Points of one run against one of them, paired: records to one typed table; it knows no file and draws nothing.
+"""Points of one run against one of them, paired: records to one typed table.
 
 A row is one point beside the point that was named, on the same examples. The pairing rule, the statistics and the labels
 are those of the points table (`point_row`); only the base is another point than the full cache.

@@ -1,4 +1,4 @@
-"""Perplexity by position: token-by-token series of a stream run to one typed table; it draws nothing and writes nothing.
+"""Perplexity by position: token-by-token series of a stream run to one typed table.
 
 A row is one bucket of positions of one stack at one point, over all scored documents of its run. Buckets are the same
 for every stack of a run, so lines can be laid over each other.

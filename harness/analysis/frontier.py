@@ -1,4 +1,4 @@
-"""Which points nobody beats: weak dominance and hypervolume on a points table; it reads no record and draws nothing.
+"""Which points nobody beats: weak dominance and hypervolume on a points table.
 
 A point is beaten when another one needs no more bytes, scores no worse, and is better in one of the two. Ties and exact
 duplicates therefore stay. Points are only ranked against points of the same run: same model, task, examples and mode.

@@ -23,6 +23,7 @@ Aggregate = Literal["mean", "exp_weighted"]
 
 NOISE_HALF_WIDTH = 0.15  # "equal within noise" needs an interval at least this sharp
 FEW_DOCUMENTS = 5  # fewer have no verdict: any two of them may happen to agree
+EQUAL = "equal within noise"
 TOO_FEW = "too few documents for a verdict"
 
 UNKNOWN = Interval(math.nan, math.nan)
@@ -144,7 +145,7 @@ def _of_proportions(first: Sample, second: Sample, totals: Floats) -> tuple[Inte
 
 
 def verdict(score: Estimate, full: Estimate, paired: Estimate, *, higher_is_better: bool, relative: bool) -> str:
-    """How a point stands to the full cache, in the words of tables and plots.
+    """How a point compares with the full cache, in the words of tables and plots.
 
     "clearly below" compares the two intervals; "equal within noise" is a paired interval that contains 0 with a
     half-width of at most 0.15 (as a share of the full score where `relative`: perplexity has no fixed scale);
@@ -162,7 +163,7 @@ def verdict(score: Estimate, full: Estimate, paired: Estimate, *, higher_is_bett
         return "clearly below"
     if 0.0 in paired.interval:
         scale = abs(full.value) if relative else 1.0
-        return "equal within noise" if paired.interval.half_width <= NOISE_HALF_WIDTH * scale else "not resolved"
+        return EQUAL if paired.interval.half_width <= NOISE_HALF_WIDTH * scale else "not resolved"
     return "above" if sign * paired.value > 0 else "below"
 
 

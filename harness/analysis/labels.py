@@ -2,13 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.analysis.point_measures import number
 
 if TYPE_CHECKING:
     import pandas as pd
+
+BETWEEN = ", "  # the settings of a changed stack, after its name
+
+
+class Budget(NamedTuple):
+    """A budget as records have it; a word such as "full" is a unit without a value (NaN)."""
+
+    value: float
+    unit: str | None
 
 
 def mode(row: Mapping[str, Any] | pd.Series[Any]) -> str:
     """Whether the question was seen when compressing, as tables and pages name it everywhere."""
     return "query-aware" if row["query_aware"] else "query-agnostic"
+
+
+def budget_of(record: Mapping[str, Any]) -> Budget:
+    """The budget that a record's point sets, else that of its stack."""
+    keep = record["stack_config"].get("keep")
+    stored = keep.get("budget") if isinstance(keep, Mapping) else None
+    budget = dict(stored) if isinstance(stored, Mapping) else {"value": stored}
+    for key, value in record["point"].items():
+        if key.endswith(("budget.value", "budget.unit")):
+            budget[key.rsplit(".", 1)[1]] = value
+    value, unit = budget.get("value"), budget.get("unit")
+    return Budget(number(None), value) if isinstance(value, str) else Budget(number(value), unit)
+
+
+def label_of(record: Mapping[str, Any]) -> str:
+    """The short name of a record's point: its stack and what the point sets."""
+    unit = budget_of(record).unit
+    named = (_setting(key, value, unit) for key, value in record["point"].items() if not key.endswith("budget.unit"))
+    return " ".join([record["stack"], *named])
+
+
+def _setting(key: str, value: object, unit: object) -> str:
+    if key.endswith("budget.value") and isinstance(value, int | float):
+        return f"{value:.4g}" if unit == "fraction" else f"{value:g} {unit or ''}".strip()
+    return f"{key.rsplit('.', 1)[-1]}={value}"
+
+
+def shortened(stacks: Iterable[str]) -> dict[str, str]:
+    """Each stack by what tells it from the others of its name: a setting that all of them have is left out.
+
+    `keydiff, recent 0` and `keydiff, recent 0, always` become `keydiff` and `keydiff, always`.
+    """
+    siblings: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for stack in stacks:
+        name, *settings = stack.split(BETWEEN)
+        siblings[name][stack] = settings
+    found: dict[str, str] = {}
+    for name, members in siblings.items():
+        common = set.intersection(*map(set, members.values())) if len(members) > 1 else set()
+        short = {stack: BETWEEN.join([name, *(s for s in own if s not in common)]) for stack, own in members.items()}
+        found |= short if len(set(short.values())) == len(short) else {stack: stack for stack in members}
+    return found

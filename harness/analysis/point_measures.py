@@ -1,4 +1,4 @@
-"""What the records of one row measured: bytes, bits a value, fidelity to the full cache; it knows no score and no pairing."""
+"""What the records of one row measured: bytes, bits a value, fidelity to the full cache."""
 
 from __future__ import annotations
 

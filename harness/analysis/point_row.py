@@ -1,4 +1,4 @@
-"""One row of the points table from the records of one configuration; it knows no file and no data frame.
+"""One row of the points table from the records of one configuration.
 
 Pairing rule: a difference to the full cache, or to another point, is only taken within one run, over the same examples
 with the same prompt hash and seed, under the same attention function. Otherwise it is empty and a text says why.
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.analysis.intervals import FEW_DOCUMENTS, UNKNOWN, Estimate, Sample, difference, estimate, verdict
+from harness.analysis.labels import budget_of, label_of
 from harness.analysis.point_measures import (
     answer_flips,
     by_order,
@@ -70,7 +71,7 @@ class Comparison(NamedTuple):
     nats: Estimate = _NO_SCORE  # the same of negative log-likelihoods per token, where scores are perplexities
 
     def verdict(self, *, higher_is_better: bool) -> str:
-        """How the point stands to the other; scores that fall as they get better have no fixed scale."""
+        """How the point compares with the other; scores that fall as they get better have no fixed scale."""
         relative = not higher_is_better
         return verdict(self.score, self.other, self.paired, higher_is_better=higher_is_better, relative=relative)
 
@@ -97,7 +98,7 @@ def configurations(records: Iterable[Record], split: Sequence[str] = ()) -> list
         scored = {example: record for example, record in latest.items() if is_scored(record)}
         run = tuple(group[0][name] for name in (*RUN_GROUP, *split))
         point = Point(label="", run=run, extra=run[len(RUN_GROUP) :], group=group, latest=latest, scored=scored)
-        label = _budget(point.first)["label"]
+        label = label_of(point.first)
         taken[(*run, label)] += 1
         same = taken[(*run, label)]
         found.append(replace(point, label=label if same == 1 else f"{label} #{same}"))
@@ -106,6 +107,7 @@ def configurations(records: Iterable[Record], split: Sequence[str] = ()) -> list
 
 def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
     first, scored, latest = point.first, point.scored, point.latest
+    budget = budget_of(first)
     found = _against_full(point, base)
     lower = not first["higher_is_better"]
     chance = chance_of(list(scored.values()) or point.group, first["aggregate"])
@@ -116,7 +118,8 @@ def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
         "point": _json(first["point"]),
         "stack_config": _json(first["stack_config"]),
         "seeds": ",".join(str(seed) for seed in sorted({record["seed"] for record in latest.values()})),
-        **_budget(first),
+        "budget_value": budget.value,
+        "budget_unit": budget.unit,
         "label": point.label,
         **_counts(point),
         **spread("score", found.score),
@@ -183,7 +186,7 @@ def _against_full(point: Point, base: dict[Any, Record]) -> Comparison:
 def compare(point: Point, base: Mapping[Any, Record], name: str) -> Comparison:
     """The point beside the records of a base, by `example_of`, on the point's scored examples.
 
-    The base must be of the same `run`. It is called `name` in the reason that stands in place of a difference when it
+    The base must be of the same `run`. It is called `name` in the reason given instead of a difference when it
     lacks a score for one of these examples.
     """
     if not point.scored:
@@ -226,28 +229,6 @@ def _counts(point: Point) -> dict[str, Any]:
         "warnings": warnings(list(latest.values()), base=point.first["stack"] == BASE),
         "error": "; ".join(f"{text} ({count}x)" for text, count in errors.most_common(3)) or None,
     }
-
-
-def _budget(record: Record) -> dict[str, Any]:
-    """Typed budget columns and the point's short name; a word such as "full" is a unit without a value."""
-    point, keep = record["point"], record["stack_config"].get("keep")
-    stored = keep.get("budget") if isinstance(keep, Mapping) else None
-    budget = dict(stored) if isinstance(stored, Mapping) else {"value": stored}
-    for key, value in point.items():
-        if key.endswith(("budget.value", "budget.unit")):
-            budget[key.rsplit(".", 1)[1]] = value
-    value, unit = budget.get("value"), budget.get("unit")
-    if isinstance(value, str):
-        value, unit = None, value
-    named = [_knob(key, knob, unit) for key, knob in point.items() if not key.endswith("budget.unit")]
-    label = " ".join([record["stack"], *named])
-    return {"budget_value": number(value), "budget_unit": unit, "label": label}
-
-
-def _knob(key: str, value: object, unit: object) -> str:
-    if key.endswith("budget.value") and isinstance(value, int | float):
-        return f"{value:.4g}" if unit == "fraction" else f"{value:g} {unit or ''}".strip()
-    return f"{key.rsplit('.', 1)[-1]}={value}"
 
 
 def discriminative(full: Estimate, chance: float, lower: bool) -> bool | None:

@@ -33,8 +33,8 @@ def is_empty(record: Record) -> bool:
 
 def _other_budget(records: Sequence[Record]) -> str | None:
     """The budgets of the layers are others than was asked, as a record says it: "uniform (asked: pyramid)"."""
-    told = Counter(str(text) for record in records if "(asked: " in str(text := record.get("layer_budget")))
-    return _of("examples", told, len(records))
+    texts = Counter(str(text) for record in records if "(asked: " in str(text := record.get("layer_budget")))
+    return _of("examples", texts, len(records))
 
 
 def _few_compressed(records: Sequence[Record]) -> str | None:
@@ -58,8 +58,8 @@ def _truncated(records: Sequence[Record]) -> str | None:
     return f"{cut} of {len(records)} prompts, left out of the score" if cut else None
 
 
-def _of(what: str, told: Counter[str], n: int) -> str | None:
-    texts = [text if count == n else f"{text} in {count} of {n} {what}" for text, count in told.items()]
+def _of(what: str, found: Counter[str], n: int) -> str | None:
+    texts = [text if count == n else f"{text} in {count} of {n} {what}" for text, count in found.items()]
     return ", ".join(texts) or None
 
 

@@ -107,8 +107,7 @@ class Recorder:
 
     def _show(self, keys: Iterable[str]) -> None:
         """Take records off what is left, other writers' too, and move the bar."""
-        gone = [key for key in {*keys, *self.store.news} if key in self._left]
-        self.store.news.clear()
+        gone = [key for key in {*keys, *self.store.others} if key in self._left]
         for key in gone:
             self._examples[self._left.pop(key)] -= 1
         done = sum(left <= 0 for left in self._examples.values())

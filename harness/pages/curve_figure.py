@@ -1,4 +1,4 @@
-"""Perplexity by position as a figure, from a table of curves and a ranked panel; it reads no series file.
+"""Perplexity by position as a figure, from a table of curves and a ranked panel.
 
 All points are traces of one figure. Which of them are shown is a list of booleans for each budget, so a page with many
 lines opens with one line a stack.
@@ -97,7 +97,7 @@ def _line(row: pd.Series[Any], part: pd.DataFrame, look: Look) -> go.Scatter:
     return go.Scatter(
         x=[round(value, 1) for value in part["position"]],
         y=values["perplexity"],
-        name=row["label"],
+        name=row["short"],
         legendgroup=row["stack"],
         legendrank=look.rank,
         mode="lines+markers",

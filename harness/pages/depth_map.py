@@ -1,4 +1,4 @@
-"""The map of a page, length across and depth down, from a table of cells; it writes no HTML but a hover's."""
+"""The map of a page, length across and depth down, from a table of cells."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from harness.analysis.point_row import BASE
+from harness.analysis.points import Row, rows_of
 from harness.pages.looks import INK, layout
-from harness.pages.rows import Row, rows_of
 from harness.pages.units import iec, interval_text, score_text
 
 _ROW, _MOST = 46, 640  # pixels of a row, and of all rows together
@@ -21,15 +21,19 @@ _TEXTS = 24  # rows up to which a cell has room for its number
 Map = dict[str, Any]
 
 
-def heat(cells: pd.DataFrame, chosen: str) -> tuple[go.Figure, dict[str, Map]]:
-    """(figure, its maps by label): full cache left, the chosen point right, length across and depth down."""
+def heat(cells: pd.DataFrame, chosen: str, title: str | None = None) -> tuple[go.Figure, dict[str, Map]]:
+    """(figure, its maps by label): full cache left, the chosen point right, length across and depth down.
+
+    The chosen point is shown under its label, or under `title`.
+    """
     lengths, depths = sorted(cells["length"].unique()), sorted(cells["depth"].unique())
     rows: dict[str, dict[tuple[float, float], Row]] = defaultdict(dict)
     for row in rows_of(cells):
         rows[row["label"]][row["length"], row["depth"]] = row
     maps = {label: _map(own, lengths, depths) for label, own in rows.items()}
     shown = [BASE if BASE in maps else chosen, chosen]
-    figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=shown)
+    titles = [shown[0], title or chosen] if shown[0] != chosen else [title or chosen] * 2
+    figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
     bounded = cells["score"].between(0, 1).all()
     limits = (0.0, 1.0) if bounded else (cells["score"].min(), cells["score"].max())
     for column, label in enumerate(shown, start=1):
@@ -61,7 +65,7 @@ def heat(cells: pd.DataFrame, chosen: str) -> tuple[go.Figure, dict[str, Map]]:
 
 
 def _depth_names(cells: pd.DataFrame, depths: list[float]) -> list[str]:
-    """The mean depth at which the answers of a row really stood, the asked one where that is not known; all different."""
+    """The mean depth at which the answers of a row really are, the asked one where that is not known; all different."""
     real = cells.groupby("depth")["depth_realised"].mean()
     names = [f"{real[depth] if math.isfinite(real[depth]) else depth:.0%}" for depth in depths]
     if len(set(names)) == len(names):

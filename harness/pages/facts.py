@@ -13,12 +13,12 @@ from harness.analysis.frontier import GROUP
 from harness.analysis.labels import mode
 from harness.analysis.point_measures import FIDELITY
 from harness.analysis.point_row import BASE
+from harness.analysis.points import Row, rows_of
 from harness.pages import glossary
 from harness.pages.figures import panel_title
 from harness.pages.headline import headline
 from harness.pages.hover import flat, is_stream
 from harness.pages.markup import markup
-from harness.pages.rows import Row, rows_of
 from harness.pages.table import problems
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
 
@@ -38,12 +38,12 @@ def not_discriminative(ranked: pd.DataFrame) -> str:
     )
 
 
-def facts(section: pd.DataFrame, volumes: Mapping[tuple[str, bool], tuple[float | None, str | None]]) -> str:
+def facts(section: pd.DataFrame, volumes: Mapping[tuple[str, str, str, bool], tuple[float | None, str | None]]) -> str:
     """One card a panel: what was found of smaller caches, and how the full cache does."""
     cards = []
     for _, panel in section.groupby(list(GROUP), sort=False):
         row = panel.iloc[0]
-        volume, missing = volumes[str(row["run_id"]), bool(row["query_aware"])]
+        volume, missing = volumes[row["run_id"], row["model"], row["task"], bool(row["query_aware"])]
         area = f"hypervolume {volume:.2f}" if volume is not None else f"no hypervolume: {missing}"
         warn = panel["discriminative"].eq(False).any()
         note = "<br><b>Not discriminative:</b> the full cache scores at chance." if warn else ""

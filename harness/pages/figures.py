@@ -1,4 +1,4 @@
-"""Titles of panels and axes, and the byte breakdown, from ranked tables and looks; it knows no record and no HTML."""
+"""Titles of panels and axes, and the byte breakdown, from ranked tables and looks."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def x_titles(section: pd.DataFrame) -> dict[str, str]:
 def panel_title(panel: pd.DataFrame, section: pd.DataFrame) -> str:
     """The mode, with what the question's part was; the run too where two runs share a mode."""
     row = panel.iloc[0]
-    told = "question seen while compressing" if row["query_aware"] else "question unseen while compressing"
+    what = "question seen while compressing" if row["query_aware"] else "question unseen while compressing"
     if is_stream(row):
-        told = f"documents read in chunks of {row['chunk']:.0f} tokens"
+        what = f"documents read in chunks of {row['chunk']:.0f} tokens"
     same = section[section["query_aware"] == row["query_aware"]]["run_id"].nunique()
-    return f"<b>{mode(row)}</b>: {told}" + (f" · {row['run_id']}" if same > 1 else "")
+    return f"<b>{mode(row)}</b>: {what}" + (f" · {row['run_id']}" if same > 1 else "")
 
 
 def drawable(points: pd.DataFrame) -> pd.DataFrame:
@@ -46,18 +46,18 @@ def drawable(points: pd.DataFrame) -> pd.DataFrame:
 def breakdown(panel: pd.DataFrame, looks: dict[str, Look]) -> tuple[go.Figure, dict[str, tuple[int, int]]]:
     """(figure, windows by name): allocated bytes by kind, one stacked bar a point, the fewest bytes on top.
 
-    The stack's own marker stands at the logical bytes. A window is the bars a page shows at a time, as a slice of all;
+    The stack's own marker is at the logical bytes. A window is the bars a page shows at a time, as a slice of all;
     the first one holds the fewest bytes.
     """
     points = panel[panel["bytes_context"].map(math.isfinite)].sort_values(["bytes_context", "label"], ascending=False)
-    labels = points["label"].tolist()
+    labels, names = points["short"].tolist(), points["label"].tolist()
     figure = go.Figure()
     for kind in BYTE_KINDS:
         values = points[f"allocated_{kind}"].fillna(0)
         if not values.any():
             continue
         colour, pattern = KIND_LOOKS[kind]
-        text = [f"<b>{name}</b><br>{kind} {iec(value)}" for name, value in zip(labels, values, strict=True)]
+        text = [f"<b>{name}</b><br>{kind} {iec(value)}" for name, value in zip(names, values, strict=True)]
         shape = {"shape": pattern, "fgcolor": "white", "bgcolor": colour, "size": 6, "solidity": 0.25}
         bar = {"orientation": "h", "marker": {"color": colour, "pattern": shape}, "name": kind}
         figure.add_bar(x=values.tolist(), y=labels, customdata=text, hovertemplate="%{customdata}<extra></extra>", **bar)

@@ -1,4 +1,4 @@
-"""Score, or paired difference to the full cache, against bytes, from ranked tables and looks; it knows no record and no HTML.
+"""Score, or paired difference to the full cache, against bytes, from ranked tables and looks.
 
 The figure is made in the view of scores. What the page can switch travels along: bytes or share of the full cache and the
 paired view of a trace in its `meta`, axes and lines of both views beside the figure.
@@ -84,7 +84,7 @@ def _stack_trace(points: pd.DataFrame, look: Look, paired: Paired | None, *, fir
     return go.Scatter(
         x=points["bytes_context"].tolist(),
         y=points["score"].tolist(),
-        name=stack,
+        name=points["short_stack"].iloc[0],
         legendgroup=stack,
         legendrank=look.rank,
         showlegend=first,
@@ -143,7 +143,7 @@ def _sizes(points: pd.DataFrame) -> dict[str, Any]:
 
 
 def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.Scatter | None:
-    """Markers at the edge for what lies beyond the default range of the paired view; they stand nowhere in the other."""
+    """Markers at the edge for what lies beyond the default range of the paired view; they are nowhere in the other."""
     if paired is None:
         return None
     beyond = points.loc[points.index.intersection(paired.edge.index)]
@@ -153,7 +153,7 @@ def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.S
     return go.Scatter(
         x=beyond["bytes_context"].tolist(),
         y=[None] * len(beyond),
-        name=stack,
+        name=beyond["short_stack"].iloc[0],
         legendgroup=stack,
         showlegend=False,
         mode="markers+text",

@@ -1,6 +1,6 @@
 """What every label of the tables and pages means, and whether its number may be trusted; results/README.md shows the same.
 
-It knows no table: a label stands here as the points table holds it, in the order a reader meets them.
+Labels are keyed as the points table holds them, in the order a reader meets them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ VERDICTS: dict[str, Entry] = {
         "The interval yes; for a verdict run more examples",
     ),
     "too few documents for a verdict": Entry(
-        "too few documents for a verdict",
-        "the examples come from so few documents that they may agree by chance",
+        "too few docs",
+        "too few documents for a verdict: examples of so few may agree by chance",
         "No; run more documents",
     ),
-    "": Entry("–", "no comparison: the reason stands below the table", "The score yes, a difference no"),
+    "": Entry("–", "no comparison: the reason is below the table", "The score yes, a difference no"),
 }
 COUNTS: dict[str, Entry] = {
     "n_failed": Entry("failed", "ended by an error, see failures/", "Only if 0: the score leaves these examples out"),
@@ -50,7 +50,7 @@ COUNTS: dict[str, Entry] = {
     "n_unscored": Entry("without a score", "answered, but the task gave no number", "Only if 0: the score leaves them out"),
     "n_empty": Entry(
         "empty answers",
-        "the model gave no text, which is scored as it stands",
+        "the model gave no text, which is scored as it is",
         "Look at the records: a task or stop text may be the cause",
     ),
     "n_not_exercised": Entry(
@@ -111,7 +111,7 @@ SECTIONS = {"Verdict": VERDICTS, "Count": COUNTS, "Flag": FLAGS, "Warning": WARN
 
 
 def verdict_text(verdict: str) -> str:
-    """A verdict as tables print it; one that is not known here stands as it is."""
+    """A verdict as tables print it; one that is not known here is printed as it is."""
     return VERDICTS[verdict].printed if verdict in VERDICTS else verdict
 
 

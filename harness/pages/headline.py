@@ -6,14 +6,14 @@ from typing import Any
 
 import pandas as pd
 
+from harness.analysis.intervals import EQUAL, TOO_FEW
 from harness.analysis.point_row import BASE
 from harness.pages.hover import is_stream
 from harness.pages.units import interval_text, score_text, share_text, signed, small
 
-_EQUAL = ("equal within noise", "above")
+_EQUAL = (EQUAL, "above")
 _WORSE = ("below", "clearly below")
 MANY = 20  # compared points, from which a headline says that it picked one of them
-_TOO_FEW = "too few documents for a verdict"
 
 
 def headline(panel: pd.DataFrame) -> str:
@@ -46,7 +46,7 @@ def _of_smaller(smaller: pd.DataFrame) -> str:
         return _unresolved(open_)
     if len(worse) == len(smaller):
         return f"Every smaller cache does worse than the full one; the nearest is {_with_difference(_nearest(worse))}"
-    if (smaller["vs_full"] == _TOO_FEW).any():
+    if (smaller["vs_full"] == TOO_FEW).any():
         return "Too few documents for a verdict on any smaller cache"
     return "No smaller cache could be compared with the full one"
 
@@ -101,5 +101,5 @@ def _n(row: pd.Series[Any]) -> str:
 
 def _counts(points: pd.DataFrame) -> str:
     words = ("failed", "refused", "truncated", "unscored")
-    told = [f"{points[f'n_{name}'].sum()} {name}" for name in words if points[f"n_{name}"].any()]
-    return ", ".join(told) or "no record"
+    found = [f"{points[f'n_{name}'].sum()} {name}" for name in words if points[f"n_{name}"].any()]
+    return ", ".join(found) or "no record"

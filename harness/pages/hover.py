@@ -12,9 +12,9 @@ import pandas as pd
 
 from harness.analysis.labels import mode
 from harness.analysis.point_row import BASE
+from harness.analysis.points import Row
 from harness.pages.glossary import verdict_text
 from harness.pages.markup import markup
-from harness.pages.rows import Row
 from harness.pages.table import problems
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, signed_small, small
 from harness.types import BYTE_KINDS

@@ -1,4 +1,4 @@
-"""How a stack looks in every figure of a page, and the plain layout they share; it knows no points.
+"""How a stack looks in every figure of a page, and the plain layout they share.
 
 Colour, marker shape and dash together: no two stacks share both colour and shape, so a page also reads in greyscale and
 for colour-blind readers (palette of Okabe and Ito).

@@ -1,7 +1,7 @@
 """Names and errors that came from outside, as text that shows itself and does nothing else; the only place that escapes.
 
 HTML and the small HTML that Plotly reads in its texts decode the same few entities, so one form serves both. Tables become
-markup once, before a page is made of them: whatever a figure or a table of the page takes from a row is safe as it stands.
+markup once, before a page is made of them: whatever a figure or a table of the page takes from a row is safe as it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Differences to the full cache as a view of the frontier: numbers, default range, what lies beyond; it draws nothing.
+"""Differences to the full cache as a view of the frontier: numbers, default range, what lies beyond.
 
 Streams show nats a token, whose losses have no ceiling: one broken point would press all others onto the zero line.
 So the default range ends above the bulk of the points, and what lies beyond is named and gets a place at the edge.
@@ -39,7 +39,7 @@ _NOTE = (
 class Paired:
     """The differences of a section; every series is indexed by the rows of the section's table.
 
-    `low` and `high` are the ends of the default range, `edge` the height at which markers of points beyond it stand.
+    `low` and `high` are the ends of the default range, `edge` the height at which markers of points beyond it are.
     """
 
     title: str
@@ -100,11 +100,11 @@ def note(section: pd.DataFrame, paired: Paired) -> str:
     without = [f"{_name(row, section)} ({row['diff_reason']})" for _, row in gone.iterrows()]
     lines = [_NOTE]
     if beyond:
-        told = f"{_count(beyond, 'lies', 'lie')} above the range"
-        lines.append(f"<b>{told}</b> (↑ at its edge; double click shows all), {_unit(section)}: {_list(beyond)}")
+        words = f"{_count(beyond, 'lies', 'lie')} above the range"
+        lines.append(f"<b>{words}</b> (↑ at its edge; double click shows all), {_unit(section)}: {_list(beyond)}")
     if without:
-        told = f"{_count(without, 'has', 'have')} no paired difference"
-        lines.append(f"<b>{told}</b> and no place in this view: {_list(without)}")
+        words = f"{_count(without, 'has', 'have')} no paired difference"
+        lines.append(f"<b>{words}</b> and no place in this view: {_list(without)}")
     return "<br>".join(lines)
 
 
@@ -142,7 +142,7 @@ def _limits(section: pd.DataFrame) -> tuple[float, float]:
 def _rows(
     values: pd.Series[float], sizes: pd.Series[float], limits: tuple[float, float], apart: float
 ) -> list[tuple[int, int]]:
-    """(index, row) of markers at these sizes: labels of neighbours do not meet on either axis; the largest stands highest."""
+    """(index, row) of markers at these sizes: labels of neighbours do not meet on either axis; the largest is highest."""
 
     def places(size: float) -> tuple[float, float]:
         low, high = limits

@@ -1,8 +1,6 @@
-"""Points and contrasts for a terminal; it takes a ranked points table or a contrasts table, and computes nothing.
+"""Points and contrasts for a terminal, or as plain text of a fixed width where there is none.
 
-What came from outside is shown as it stands: no markup of the terminal's library, no control character.
-
-Works without a terminal too: then the width is fixed.
+Names that came from outside are shown as they are: no markup of the terminal's library, no control character.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -20,11 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.frontier import GROUP
+from harness.analysis.intervals import EQUAL, TOO_FEW
 from harness.analysis.labels import mode
 from harness.analysis.point_row import BASE, RUN_GROUP
+from harness.analysis.points import Row, rows_of
 from harness.pages import glossary
 from harness.pages.markup import one_line
-from harness.pages.rows import Row, rows_of
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
 
 WIDTH = 120
@@ -41,24 +40,51 @@ def text(ranked: pd.DataFrame, width: int = WIDTH) -> str:
 def show(ranked: pd.DataFrame, console: Console | None = None) -> None:
     """Print one table per run and mode, sorted by bytes, with what could not be scored below it."""
     console = console or _console()
-    for _, group in ranked.groupby(list(GROUP), sort=False):
-        console.print(_table(group))
+    groups = [group for _, group in ranked.groupby(list(GROUP), sort=False)]
+    for title, group in zip(_titles(groups), groups, strict=True):
+        console.print(_table(group, title))
 
 
 def show_contrasts(contrasts: pd.DataFrame, console: Console | None = None) -> None:
     """Print one table per run, mode and point that others are compared with, sorted as the points table."""
     console = console or _console()
-    for _, group in contrasts.groupby([*RUN_GROUP, "against"], sort=False):
-        console.print(_contrast_table(group))
+    groups = [group for _, group in contrasts.groupby([*RUN_GROUP, "against"], sort=False)]
+    for title, group in zip(_titles(groups), groups, strict=True):
+        console.print(_contrast_table(group, title))
 
 
 def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=WIDTH, color_system=None)
 
 
-def _empty(first: pd.Series[Any], what: str = "") -> Table:
+def _titles(groups: Sequence[pd.DataFrame]) -> list[str]:
+    """What each table is of; tables that would be titled alike also say what tells them apart: their seeds, else their run."""
+    plain = [_title(group.iloc[0]) for group in groups]
+    known: dict[str, list[pd.DataFrame]] = defaultdict(list)
+    for title, group in zip(plain, groups, strict=True):
+        known[title].append(group)
+    return [title + _distinction(group, known[title]) for title, group in zip(plain, groups, strict=True)]
+
+
+def _title(first: pd.Series[Any]) -> str:
     better = "higher" if first["higher_is_better"] else "lower"
-    title = f"{first['model']} · {first['task']} · {mode(first)} · {first['metric']} ({better} is better){what}"
+    title = f"{first['model']} · {first['task']} · {mode(first)} · {first['metric']} ({better} is better)"
+    return f"{title} · against {first['against']}" if "against" in first else title
+
+
+def _distinction(group: pd.DataFrame, alike: Sequence[pd.DataFrame]) -> str:
+    if len(alike) == 1:
+        return ""
+    seeds = {_seeds(one) for one in alike}
+    return f" · seed {_seeds(group)}" if len(seeds) == len(alike) else f" · {group['run_id'].iloc[0]}"
+
+
+def _seeds(group: pd.DataFrame) -> str:
+    """The seeds of a points table; contrasts do not say them."""
+    return ", ".join(group["seeds"].unique()) if "seeds" in group else ""
+
+
+def _empty(title: str) -> Table:
     table = Table(title=_plain(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("stack", overflow="fold", min_width=12)
     return table
@@ -72,8 +98,8 @@ def _notes_text(lines: list[str]) -> Text:
     return Text("\n".join(map(one_line, lines)), style="italic")
 
 
-def _table(group: pd.DataFrame) -> Group:
-    table = _empty(group.iloc[0])
+def _table(group: pd.DataFrame, title: str) -> Group:
+    table = _empty(title)
     for name in ("n", "score [95 %]", "vs full [95 %, paired]"):
         table.add_column(name, justify="right" if name == "n" else "left", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
@@ -102,15 +128,14 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
 def _notes(group: pd.DataFrame) -> list[str]:
     """What the labels of this table mean, then what a reader of its points has to know; points with one note share a line."""
     lines = [entry.text for entry in _met(group)]
-    told: dict[str, list[str]] = defaultdict(list)
+    notes: dict[str, list[str]] = defaultdict(list)
     for row in rows_of(group):
         if pd.notna(row["score_later"]):
-            told[f"first questions {score_text(row['score_first'])}, later ones {score_text(row['score_later'])}."].append(
-                row["label"]
-            )
+            note = f"first questions {score_text(row['score_first'])}, later ones {score_text(row['score_later'])}."
+            notes[note].append(row["label"])
         for problem in problems(row):
-            told[problem].append(row["label"])
-    return lines + [f"{_names(labels)}: {note}" for note, labels in told.items()]
+            notes[problem].append(row["label"])
+    return lines + [f"{_names(labels)}: {note}" for note, labels in notes.items()]
 
 
 def _met(group: pd.DataFrame) -> Iterator[glossary.Entry]:
@@ -156,13 +181,13 @@ def _base_has(name: str) -> bool:
 
 
 def _against_text(verdict: str) -> str:
-    """A verdict beside another point than the full cache."""
-    return verdict or glossary.verdict_text(verdict)
+    """A verdict beside another point than the full cache: "= full" would be wrong there."""
+    return verdict if verdict == EQUAL else glossary.verdict_text(verdict)
 
 
-def _contrast_table(group: pd.DataFrame) -> Group:
+def _contrast_table(group: pd.DataFrame, title: str) -> Group:
     against = group["against"].iloc[0]
-    table = _empty(group.iloc[0], f" · against {against}")
+    table = _empty(title)
     for name in ("n", "score", "against"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("difference [95 %, paired]", no_wrap=True)
@@ -190,7 +215,9 @@ def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
 
 def _contrast_notes(group: pd.DataFrame, against: str) -> list[str]:
     lines = [f"difference: the stack minus {against} on the same prompts; above is better, below is worse, whatever the sign."]
-    lines.append("Every interval and p stands for itself: none is adjusted for how many points are compared.")
+    lines.append("No interval and no p is adjusted for how many points are compared.")
+    if group["verdict"].eq(TOO_FEW).any():
+        lines.append(glossary.VERDICTS[TOO_FEW].text)
     if (group[["storage", "against_storage"]] == "simulated").any(axis=None):
         lines.append("*: simulated storage; the bytes are what a packed store would hold.")
     for reason, rows in group.groupby("reason", sort=False):

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all; it knows nothing of what is in it."""
+"""Writing a file whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who works on what: a name in a run folder is claimed by one process at a time. It knows no record.
+"""Who makes what: a name in a run folder is claimed by one process at a time.
 
-A claim is a file lock, which the operating system gives up with its process: a dead writer's claims are free at once. Where
-a file system has no locks, every claim is granted: work may then be done twice, and the records are the same.
+A claim is a file lock, which the operating system releases with its process: a dead writer's claims are free at once. Where
+a file system has no locks, every claim is granted: records may then be made twice, and are the same.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Claims:
         say_once(f"{self.folder}: {reason}; work that several writers share may be done twice, the records are the same")
 
     def release(self, name: str) -> None:
-        """Give a claim up; its file goes with it."""
+        """Release a claim; its file goes with it."""
         handle = self._held.pop(name, None)
         if handle is not None:
             with suppress(OSError):
@@ -67,7 +67,7 @@ class Claims:
             os.close(handle)
 
     def close(self) -> None:
-        """Give all claims up, and clear away what dead writers left."""
+        """Release all claims, and clear away what dead writers left."""
         for name in list(self._held):
             self.release(name)
         if not self.locks or kind(self.folder) != "a folder":
@@ -91,7 +91,7 @@ def own_folder(folder: Path) -> None:
     """Make a folder of a run where it is missing.
 
     Raises:
-        UserError: a link or a file stands there: nothing is written through it.
+        UserError: there is a link or a file: nothing is written through it.
         OSError: it cannot be made.
     """
     found = kind(folder)
@@ -102,5 +102,5 @@ def own_folder(folder: Path) -> None:
 
 
 def held(folder: Path, name: str) -> bool:
-    """Whether some process holds a claim; False where that cannot be told, or the name is none."""
+    """Whether some process holds a claim; False where that cannot be known, or the name is none."""
     return is_name(name) and kind(folder) == "a folder" and is_locked(folder / f"{name}.lock")

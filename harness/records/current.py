@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.records.progress import manifests, samples
-from harness.records.shards import Loaded, latest, load_records
+from harness.records.progress import arm_name, manifests, samples
+from harness.records.shards import Loaded, latest, load_records, read
 
 Record = dict[str, Any]
+
+ANOTHER = "made by another version (of the code, a library or the model)"
 
 
 def current_records(folder: Path, loaded: Loaded | None = None) -> tuple[Loaded, str | None]:
@@ -38,6 +40,21 @@ def _stale(record: Record, known: Mapping[str, Mapping[str, str]]) -> bool:
         return False
     now, then = ids.get(str(record["example_id"])), record["sample_sha256"]
     return now is None or bool(then and then != now)  # older records do not say
+
+
+def other_version(folder: Path, asked: Mapping[str, tuple[int, str, str]]) -> str | None:
+    """One line where the folder holds records of what is asked for under other keys, else None.
+
+    Nothing that a record names is imported: what was asked for is known by its names alone.
+
+    Args:
+        folder: the run folder, the manifest of this invocation in it.
+        asked: seed, example and arm by key.
+    """
+    wanted = set(asked.values())
+    others = [record for record in current_records(folder, read(folder))[0] if record["key"] not in asked]
+    n = sum((record["seed"], str(record["example_id"]), arm_name(record)) in wanted for record in others)
+    return f"{n} record(s) of this run were {ANOTHER}: they stay, and are made again here" if n else None
 
 
 def merged(records: Iterable[Record]) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Where a failure's traceback is kept in a run folder, and how a record's one line names it; it writes nothing."""
+"""Where a failure's traceback is kept in a run folder, and how a record's one line names it."""
 
 from __future__ import annotations
 

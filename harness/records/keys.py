@@ -1,4 +1,4 @@
-"""What makes two records the same record: run ids, record keys, code and library versions. It knows no record contents."""
+"""What makes two records the same record: run ids, record keys, the code and library versions in them; and manifests."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def run_id(model: str, task: str, config: Mapping[str, Any]) -> str:
     return f"{folder_name(model) or 'model'}-{folder_name(task) or 'task'}-{digest(config)[:8]}"
 
 
-def record_key(example: str, cell: str) -> str:
-    """Key of one record from the digests of its example, with all it is run with, and of its cell."""
-    return digest([example, cell])
+def record_key(example: str, arm: str) -> str:
+    """Key of one record from the digests of its example, with all it is run with, and of its arm."""
+    return digest([example, arm])
 
 
 def versions() -> dict[str, str]:
@@ -84,7 +84,7 @@ def _outside(target: str) -> set[str]:
 
 
 def _above(target: str) -> Iterator[str]:
-    """The dotted names that a target stands in, the nearest first: a class may stand in a class."""
+    """The dotted names that a target is in, the nearest first: a class may be defined in a class."""
     while "." in target:
         target = target.rpartition(".")[0]
         yield target
@@ -99,7 +99,7 @@ def _hash_files(paths: tuple[Path, ...]) -> str:
 
 
 def code_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 of what a record depends on: our engine room, the tasks, out-of-tree `_target_` files, files it names."""
+    """SHA-256 of what a record depends on: our rooms that can change one, tasks, `_target_` files of others, files it names."""
     files = [p for name in KEY_SOURCES for p in sorted((PACKAGE / name).rglob("*.py")) or [PACKAGE / name]]
     files += sorted((PACKAGE.parent / "tasks").rglob("*.py"))  # a task's helpers decide its prompts as much as its own file
     for name in sorted({m for target in targets(config) for m in _outside(target)}):
@@ -107,6 +107,13 @@ def code_hash(config: Mapping[str, Any]) -> str:
         files += [Path(file)] if file else []
     files += sorted(set(named_files(config)))
     return _hash_files(tuple(files))
+
+
+def other_code(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest is of other code than this; False where only importing or reading what it names could tell."""
+    config = manifest["config"]
+    alone = all(target.startswith(OURS) for target in targets(config)) and not any(named_files(config))
+    return alone and manifest.get("code_sha256", code_hash({})) != code_hash({})
 
 
 def manifest(config: Any, model: Mapping[str, Any], corpus: Mapping[str, Any], arms: list[str]) -> dict[str, Any]:

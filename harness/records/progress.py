@@ -1,13 +1,13 @@
 """How far a run folder is, from its manifests and records alone; it changes nothing and prints nothing.
 
-Manifests say what was asked for (digests of examples and arms), records what is there.
+What was asked for is in the manifests (digests of examples and arms), what is there in the records.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -41,7 +41,7 @@ class RunState:
 
     folder: Path
     arms: tuple[ArmState, ...]
-    not_remade: int  # finished records that could not be made again since
+    redo_failed: int  # finished records that could not be made again since
     writers: int  # processes at work
     examples_per_s: float | None
     records_per_s: float | None
@@ -102,12 +102,12 @@ def _manifest(path: Path) -> tuple[Json, str]:
     return manifest, manifest_fault(manifest, data)
 
 
-def samples(found: Sequence[Json]) -> dict[str, dict[str, str]]:
+def samples(invocations: Sequence[Json]) -> dict[str, dict[str, str]]:
     """Digests of the examples that there are, by seed and id, as the last invocation with that seed found them."""
     known: dict[str, dict[str, str]] = {}
-    for manifest in found:
-        drawn = manifest.get("samples")
-        known |= {seed: ids for seed, ids in drawn.items() if isinstance(ids, dict)} if isinstance(drawn, dict) else {}
+    for manifest in invocations:
+        found = manifest.get("samples")
+        known |= {seed: ids for seed, ids in found.items() if isinstance(ids, dict)} if isinstance(found, dict) else {}
     return known
 
 
@@ -140,31 +140,35 @@ def state(folder: Path, now: datetime | None = None) -> RunState:
     Raises:
         UserError: a file of it may not be read.
     """
-    found = manifests(folder)
+    invocations = manifests(folder)
     loaded = read(folder)
     status = {record["key"]: str(record["status"]) for record in loaded}
-    keys = _asked(found)
+    keys = _asked(invocations) if not invocations or any("asked" in one for one in invocations) else _there(loaded)
     arms = tuple(_arm(name, [status.get(key, "") for key in of]) for name, of in keys.items())
-    not_remade = len(loaded.stand & set().union(*keys.values()))
-    living = [m for m in found if held(folder / "claims", str(m.get("writer", "")))]
-    examples, made = _pace(loaded.records, living or found[-1:], now or datetime.now(timezone.utc), bool(living))
+    living = [one for one in invocations if held(folder / "claims", str(one.get("writer", "")))]
+    examples, made = _pace(loaded.records, living or invocations[-1:], now or datetime.now(timezone.utc), bool(living))
     return RunState(
-        folder=folder, arms=arms, not_remade=not_remade, writers=len(living), examples_per_s=examples, records_per_s=made
+        folder=folder,
+        arms=arms,
+        redo_failed=len(loaded.redo_failed & set().union(*keys.values())),
+        writers=len(living),
+        examples_per_s=examples,
+        records_per_s=made,
     )
 
 
 def _listed(manifest: Json) -> tuple[list[tuple[str, str]], list[tuple[Any, str, str]]]:
-    """(arms, examples) that an invocation asked for, as `recorder.asked` wrote them; arms were called cells once."""
+    """(arms, examples) that an invocation asked for, each with its digest; none where the manifest does not say (schema 1)."""
     asked = manifest.get("asked") or {"examples": []}
-    arms = asked.get("arms") or asked.get("cells") or []
-    return [(name, digest) for name, digest in arms], [(seed, name, digest) for seed, name, digest in asked["examples"]]
+    arms = asked.get("arms", asked.get("cells", []))  # the older word
+    return [(name, part) for name, part in arms], [(seed, name, part) for seed, name, part in asked["examples"]]
 
 
-def _asked(found: Sequence[Json]) -> dict[str, list[str]]:
+def _asked(invocations: Sequence[Json]) -> dict[str, list[str]]:
     """Keys by arm, over all invocations, of examples that there still are; one asked for again under new code counts once."""
     latest: dict[str, dict[Any, str]] = {}
-    known = samples(found)
-    for manifest in found:
+    known = samples(invocations)
+    for manifest in invocations:
         arms, examples = _listed(manifest)
         for name, arm in arms:
             keys = latest.setdefault(name, {})
@@ -172,6 +176,19 @@ def _asked(found: Sequence[Json]) -> dict[str, list[str]]:
                 if str(seed) not in known or str(example) in known[str(seed)]:
                     keys[seed, example] = record_key(digest, arm)
     return {name: list(keys.values()) for name, keys in latest.items()}
+
+
+def _there(records: Iterable[Json]) -> dict[str, list[str]]:
+    """Keys by arm of the records that there are, for a folder whose manifests do not say what was asked for."""
+    found: dict[str, dict[Any, str]] = {}
+    for record in records:
+        found.setdefault(arm_name(record), {})[_example(record)] = record["key"]
+    return {name: list(keys.values()) for name, keys in found.items()}
+
+
+def arm_name(record: Mapping[str, Any]) -> str:
+    """The name of a record's arm, as `Arm.name` and manifests have it."""
+    return str(record["stack"]) + "".join(f" {key}={value}" for key, value in record["point"].items())
 
 
 def _arm(name: str, found: Sequence[str]) -> ArmState:

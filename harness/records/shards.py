@@ -33,7 +33,7 @@ class Loaded:
     records: list[Json]
     duplicates: int  # records whose key has another one that counts
     half_written: int  # lines cut off by a kill, or damaged
-    stand: frozenset[str] = frozenset()  # keys of finished records that a later try could not make again
+    redo_failed: frozenset[str] = frozenset()  # keys of finished records that a later try could not make again
     tries: Mapping[str, int] = field(default_factory=dict)  # of every key, how many records of it are known
     unfit: tuple[str, ...] = ()  # lines that are no record of ours: FILE:LINE and the reason
 
@@ -69,7 +69,7 @@ def load_records(run_dir: Path) -> Loaded:
     loaded = _read(run_dir)
     if loaded.unfit and not loaded.records:
         raise UserError(f"{run_dir} holds no records: {loaded.unfit[0]}")
-    _tell(loaded)
+    _say(loaded)
     return loaded
 
 
@@ -82,7 +82,7 @@ def read(run_dir: Path) -> Loaded:
         UserError: a shard that may not be read.
     """
     loaded = _read(run_dir)
-    _tell(loaded)
+    _say(loaded)
     return loaded
 
 
@@ -104,13 +104,13 @@ def _read(run_dir: Path) -> Loaded:
         records=kept,
         duplicates=len(records) - len(kept),
         half_written=half,
-        stand=frozenset(one["key"] for one in failed if _rank(one)[1:] > finished[one["key"]]),
+        redo_failed=frozenset(one["key"] for one in failed if _rank(one)[1:] > finished[one["key"]]),
         tries=_tries(records),
         unfit=tuple(unfit),
     )
 
 
-def _tell(loaded: Loaded) -> None:
+def _say(loaded: Loaded) -> None:
     """Name what was passed over; of many lines of one file the first ones, and how many more."""
     by_file: dict[str, list[str]] = {}
     for line in loaded.unfit:
@@ -125,7 +125,7 @@ def _tell(loaded: Loaded) -> None:
 def latest(records: Iterable[Json]) -> list[Json]:
     """One record a key, in the order they were written: a finished one before a failure, then the later try.
 
-    A try is told by its number, which counts the tries before it; clocks decide only between tries of one number.
+    A try is known by its number, which counts the tries before it; clocks decide only between tries of one number.
     """
     found: dict[str, Json] = {}
     for record in sorted(records, key=_rank):
@@ -168,7 +168,7 @@ def parse(line: bytes) -> Json | str:
     if not isinstance(record, dict) or not record.keys() >= {"key", "schema", "run_id"}:
         return "is not a record of this program: key, schema or run_id is missing"
     if record["schema"] not in SCHEMAS_READ:
-        return f"has schema={record['schema']!s:.20}: this version reads {' and '.join(map(str, SCHEMAS_READ))}"
+        return f"has schema={record['schema']!s:.20}: this version reads {', '.join(map(str, SCHEMAS_READ))}"
     whole = defaults() | record
     fault = record_fault(whole, line)
     return f"is no whole record: {fault}" if fault else whole
@@ -177,8 +177,8 @@ def parse(line: bytes) -> Json | str:
 def mend(shard: Path) -> bool:
     """Make the last line of a shard whole: end it where only the line break is missing, cut it off where it is cut short.
 
-    Only for a shard nobody writes to any more. A file that does not begin like one of ours, or that stands in several
-    folders (a hard link), stays as it is. Returns whether anything was lost.
+    Only for a shard nobody writes to any more. A file that does not begin like one of ours, or that several folders
+    hold (a hard link), stays as it is. Returns whether anything was lost.
 
     Raises:
         UserError: the file cannot be changed.

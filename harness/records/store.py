@@ -1,4 +1,4 @@
-"""Records on disk: one shard per writer, one append per wave, strict JSON. It knows no meaning of a record but its key.
+"""Writing records to a run folder that several writers share: one shard a writer, one append a batch, strict JSON.
 
 Reading and mending shards is `shards`, who works on what is `claims`.
 """
@@ -29,13 +29,13 @@ from harness.records.shards import content, mend, parsed, read, shards
 from harness.types import Record
 
 WAIT = 0.5  # seconds between two looks at what other writers are busy with
-TELL = 60.0  # seconds without news from others before a waiting writer says so
-PATIENCE = 1800.0  # seconds without news from others before it makes their records itself
+TELL = 60.0  # seconds without anything new from others before a waiting writer says so
+PATIENCE = 1800.0  # seconds without anything new from others before it makes their records itself
 FOLDERS = ("manifests", "claims", "failures", "series")  # of a run folder, beside its records
 
 
 class Keyed(Protocol):
-    """A record to make; works with one claim are made by one writer."""
+    """A planned record; those with one claim are made by one writer."""
 
     @property
     def key(self) -> str: ...
@@ -44,17 +44,21 @@ class Keyed(Protocol):
     def claim(self) -> str: ...
 
 
-Work = TypeVar("Work", bound=Keyed)
+Planned = TypeVar("Planned", bound=Keyed)
 
 
-class Store(Generic[Work]):
+class Store(Generic[Planned]):
     """The run folder of one writer among many; close it to let others have what it claimed.
 
     A record that is there with a final status is not made again, unless `redo`; failures are.
+
+    Attributes:
+        done: keys that have a record which counts.
+        others: keys of records that other writers wrote while this store was open, as far as it has looked.
     """
 
     def __init__(self, folder: Path, *, redo: bool = False) -> None:
-        self.folder, self.redo = folder, redo
+        self.folder = folder
         try:
             own_folder(folder)
             for name in FOLDERS:
@@ -65,85 +69,82 @@ class Store(Generic[Work]):
         self.writer = f"{_host()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.shard = folder / f"records-{self.writer}.jsonl"
         self.claims = Claims(folder / "claims")
-        self.asked: set[str] = set()
         self.done: set[str] = set()
-        self.news: set[str] = set()  # keys of other writers' records that were not looked at yet
+        self.others: set[str] = set()
         self._attempts: Counter[str] = Counter()
-        self._read: dict[Path, int] = {}
+        self._read: dict[Path, int] = {}  # bytes of each shard that were read
         self._open: dict[str, set[str]] = {}  # claim -> keys still to be written under it
         self._claim_of: dict[str, str] = {}
+        self._heard = False  # whether the last round's looks found anything new
         self.claims.take(self.writer)
         self._mend()
-        self._heard = False  # whether the last look found anything new
-        self._first = True  # what is there before this writer's first look, `redo` makes again
-        self.refresh()
-        self._first = False
+        for record in self._unread():
+            self._count(record, final=not redo)
 
     def records(self) -> list[dict[str, Any]]:
         """Everything written so far, by all writers."""
         return read(self.folder).records
 
-    def missing(self, works: Sequence[Work]) -> list[Work]:
-        """Of the records asked for, those still to be made; what was asked for is remembered for the report."""
-        self.asked |= {one.key for one in works}
-        return [one for one in works if one.key not in self.done]
+    def missing(self, planned: Sequence[Planned]) -> list[Planned]:
+        """Those that have no record which counts."""
+        return [one for one in planned if one.key not in self.done]
 
-    @property
-    def unmade(self) -> set[str]:
-        """Keys asked for of which no record counts: what failed, with `redo` also where an older record stands."""
-        return self.asked - self.done
-
-    def rounds(self, works: Sequence[Work]) -> Iterator[Iterator[list[Work]]]:
-        """Rounds over what is missing: in each, the works of every claim that no other writer holds.
+    def rounds(self, planned: Sequence[Planned]) -> Iterator[Iterator[list[Planned]]]:
+        """Rounds over what is missing: in each, the planned records of every claim that no other writer holds.
 
         A round is to be read to its end and all of its records written before the next is asked for: a writer that waits
         for others holds nothing they could wait for.
         """
-        groups: dict[str, list[Work]] = {}
-        for one in self.missing(works):
+        groups: dict[str, list[Planned]] = {}
+        for one in self.missing(planned):
             groups.setdefault(one.claim, []).append(one)
         left = list(groups.values())
         waited = 0.0
         while left:
-            busy: list[list[Work]] = []
+            busy: list[list[Planned]] = []
             yield self._free(left, busy, waited >= PATIENCE)
             waited = waited + WAIT if len(busy) == len(left) and not self._heard else 0.0
             if len(busy) == len(left):
                 self._wait(waited, busy)
             left = busy
 
-    def _wait(self, waited: float, busy: Sequence[Sequence[Work]]) -> None:
+    def _wait(self, waited: float, busy: Sequence[Sequence[Planned]]) -> None:
         """Sleep until the next look; whoever waits long says for what, and what will come of it."""
         if waited >= PATIENCE:
-            say_once(f"{self.folder}: no news from other writers for {PATIENCE:g} s; their records are made here as well")
+            say_once(f"{self.folder}: nothing new from other writers for {PATIENCE:g} s; their records are made here as well")
         elif waited >= TELL:
             count = sum(map(len, busy))
-            say_once(
-                f"{self.folder}: waiting for {count} records that other writers claimed, {PATIENCE:g} s without news at most"
-            )
+            say_once(f"{self.folder}: waiting for {count} records that other writers claimed, at most {PATIENCE:g} s")
         time.sleep(WAIT)
 
-    def _free(self, groups: Iterable[list[Work]], busy: list[list[Work]], force: bool) -> Iterator[list[Work]]:
-        """Works of the claims that are free; with `force` of all: what another writer holds is then done twice."""
+    def _free(self, groups: Iterable[list[Planned]], busy: list[list[Planned]], force: bool) -> Iterator[list[Planned]]:
+        """Groups whose claim is free, the others go to `busy`; with `force` all: what another holds is then done twice."""
         self._heard = False
         self.refresh()
         for group in groups:
             if not self.missing(group):
                 continue
-            if not self.claims.take(group[0].claim) and not force:
+            claim = group[0].claim
+            if not self.claims.take(claim) and not force:
                 busy.append(group)
                 continue
-            self.refresh()  # what its last owner wrote before giving it up
-            works = self.missing(group)
-            self._open[group[0].claim] = {one.key for one in works}
-            self._claim_of |= {one.key: one.claim for one in works}
-            if works:
-                yield works
+            self.refresh()  # what its last owner wrote before releasing it
+            left = self.missing(group)
+            if left:
+                self._open[claim] = {one.key for one in left}
+                self._claim_of |= {one.key: claim for one in left}
+                yield left
             else:
-                self._give_up(group[0].claim)
+                self.claims.release(claim)
 
     def refresh(self) -> None:
-        """Take in what other writers wrote since the last look, whole lines only."""
+        """Take in what other writers wrote since the last look."""
+        for record in self._unread():
+            self._count(record)
+            self.others.add(record["key"])
+
+    def _unread(self) -> Iterator[Mapping[str, Any]]:
+        """Records of other writers that were not read yet, whole lines only."""
         for shard in shards(self.folder):
             start = self._read.get(shard, 0)
             if shard == self.shard or shard.lstat().st_size == start:
@@ -152,29 +153,31 @@ class Store(Generic[Work]):
             end = data.rfind(b"\n") + 1
             self._read[shard] = start + end
             self._heard |= end > 0
-            for _, record in parsed(data[:end]):
-                if isinstance(record, dict):
-                    self._take_in(record)
-                    self.news.add(record["key"])
+            yield from (record for _, record in parsed(data[:end]) if isinstance(record, dict))
 
-    def _take_in(self, record: Mapping[str, Any]) -> None:
+    def _count(self, record: Mapping[str, Any], *, final: bool = True) -> None:
+        """Count a record as a try of its key and, where it may be final and is, the key as done."""
         key = record["key"]
         self._attempts[key] = max(self._attempts[key] + 1, record["attempt"])
-        if record["status"] in FINAL and not (self.redo and self._first):
+        if final and record["status"] in FINAL:
             self.done.add(key)
 
     def append(self, records: Iterable[Record]) -> None:
         """Write records in one append, flushed to disk: a kill loses none that were appended."""
-        stamped = [
-            dataclasses.asdict(r) | {"written_at": now(), "writer": self.writer, "attempt": self._next(r.key)} for r in records
-        ]
+        stamp = {"written_at": now(), "writer": self.writer}
+        stamped = [dataclasses.asdict(one) | stamp | {"attempt": self._next(one.key)} for one in records]
         if not stamped:
             return
-        lines = [json.dumps(_strict(one), allow_nan=False) + "\n" for one in stamped]
+        self._flush("".join(json.dumps(_strict(one), allow_nan=False) + "\n" for one in stamped).encode())
+        for one in stamped:
+            self._count(one)
+            self._written(one["key"])
+
+    def _flush(self, lines: bytes) -> None:
         try:
             handle = open_plain(self.shard, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             with os.fdopen(handle, "ab", buffering=0) as file:
-                data = memoryview("".join(lines).encode())
+                data = memoryview(lines)
                 while data:
                     data = data[file.write(data) :]
                 os.fsync(file.fileno())
@@ -183,21 +186,19 @@ class Store(Generic[Work]):
                 f"results_dir: {self.shard} cannot be written: {error.strerror}; what is in it stays, "
                 "and the same command makes the rest"
             ) from None
-        for one in stamped:
-            self._take_in(one)
-            claim = self._claim_of.pop(one["key"], None)
-            if claim is not None:
-                self._open[claim].discard(one["key"])
-                if not self._open[claim]:
-                    self._give_up(claim)
+
+    def _written(self, key: str) -> None:
+        """Release the key's claim with the last record under it."""
+        claim = self._claim_of.pop(key, None)
+        if claim is not None:
+            self._open[claim].discard(key)
+            if not self._open[claim]:
+                del self._open[claim]
+                self.claims.release(claim)
 
     def _next(self, key: str) -> int:
         """Which try of this key a record would be, as far as is known here."""
         return min(self._attempts[key] + 1, MOST_ATTEMPTS)
-
-    def _give_up(self, claim: str) -> None:
-        del self._open[claim]
-        self.claims.release(claim)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """One file per invocation."""
@@ -214,7 +215,7 @@ class Store(Generic[Work]):
         atomic.replace(self.folder / name, fill)
 
     def close(self) -> None:
-        """Give up all claims; whatever was not written is free for others."""
+        """Release all claims; whatever was not written is free for others."""
         self.claims.close()
 
     def _mend(self) -> None:

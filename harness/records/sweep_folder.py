@@ -1,6 +1,6 @@
-"""What the folder of a sweep says of its runs: which ones, and where they are now. It reads no record and knows no job.
+"""What the folder of a sweep says of its runs: which ones, and where they are now.
 
-The summary names runs as the sweep was told to, mostly relative to where it was started; who reads it may stand elsewhere.
+The summary names runs as the sweep was asked to, mostly relative to where it was started; who reads it may be elsewhere.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ from harness.errors import UserError
 from harness.evaluation.assemble import run_folder
 from harness.files.paths import user_path
 from harness.pages import table
-from harness.pages.merged import merge
-from harness.pages.run_folder import write_all
+from harness.pages.outputs import merge, write_all
 from harness.records.progress import Snapshot, asked_since, snapshot
 from harness.records.shards import load_records
 from harness.records.sweep_folder import SUMMARY
@@ -189,14 +188,14 @@ def _report(runs: Sequence[Path], folder: Path, ended: Sequence[Ended], hydra: A
     reported: list[Path] = []
     for run in runs:
         with _or_said(f"no report of {run}"):
-            ranked = write_all(run)
+            found = write_all(run)
             reported.append(run)
     page = folder / "dashboard.html"
     if len(reported) > 1:
         with _or_said("no report over all runs"):
             merge(reported, page)
     elif reported:
-        table.show(ranked)
+        table.show(found.points)
     failures = [one for one in ended if one.outcome.status != "ok"]
     for one in failures:
         print(f"job {one.number} failed: {one.outcome.reason}", file=sys.stderr)

@@ -99,6 +99,24 @@ def test_stages_and_records_know_no_transformers() -> None:
             assert not others & {"transformers", "hydra", "lm_eval"}, path
 
 
+def test_a_page_computes_no_score_and_only_outputs_asks_for_findings() -> None:
+    """Points, ranks and curves are computed once a report, and handed to the terminal, the files and the page."""
+    computing = {
+        "harness.analysis.points": {"points", "cells"},
+        "harness.analysis.frontier": {"rank", "frontier"},
+        "harness.analysis.curves": {"curves"},
+        "harness.analysis.contrast": {"contrasts"},
+        "harness.analysis.findings": {"findings"},
+    }
+    found = set()
+    for path in (ROOT / "harness" / "pages").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = {alias.name for alias in node.names} & computing.get(str(node.module), set())
+                found |= {(path.name, name) for name in names}
+    assert found == {("outputs.py", "findings"), ("outputs.py", "contrasts")}
+
+
 def test_folders_and_files_are_small() -> None:
     folders = Counter(path.parent for path in FILES if path.name != "__init__.py")
     assert {str(p): n for p, n in folders.items() if n > MOST_FILES and p.name not in MEMBERS} == {}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.findings import findings
 from harness.errors import UserError
 from harness.pages import dashboard
 from harness.pages.looks import looks
@@ -43,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records += perplexity("full", [2.5, 2.8, 3.0]) + perplexity("int4", [2.6, 2.9, 3.1], kv_bytes_context=ROW * 300)
     records += perplexity("broken", [800.0] * 3, kv_bytes_context=ROW * 100)
     path = tmp_path_factory.mktemp("page") / "dashboard.html"
-    dashboard.write(records, path, {"smollm2-needle-0a1b2c3d": {"versions": {"torch": "2.x <&>"}}})
+    dashboard.write(findings(records), path, {"smollm2-needle-0a1b2c3d": {"versions": {"torch": "2.x <&>"}}})
     return path
 
 
@@ -75,7 +76,7 @@ def test_twelve_figures_and_two_thousand_points_stay_under_eight_megabytes(tmp_p
                 shape = {"task": f"task{task}", "run_id": f"run{task}", "kv_bytes_context": len(records) * 7919 + ROW}
                 records += [make(example_id=f"e{i}", score=float(i), **more, **shape) for i in range(2)]
     path = tmp_path / "large.html"
-    dashboard.write(records, path)
+    dashboard.write(findings(records), path)
     assert len(content(path)["figures"]) == 12
     assert path.stat().st_size < 8_000_000
 
@@ -118,7 +119,7 @@ def test_what_is_not_drawn_is_listed_with_counts(page: Path) -> None:
 
 def test_no_records_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no records"):
-        dashboard.write([], tmp_path / "page.html")
+        dashboard.write(findings([]), tmp_path / "page.html")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from harness.analysis.contrast import contrasts
-from harness.analysis.curves import curves
+from harness.analysis.findings import findings
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
 from harness.pages import dashboard, table
@@ -37,7 +37,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     records = _records(folder, request.param)
     path = folder / "dashboard.html"
     manifests = {record["run_id"]: {hostile.RUNS: {hostile.CLOSES: hostile.QUOTED}} for record in records}
-    dashboard.write(records, path, manifests, curves(folder, records, points(records)))
+    dashboard.write(findings(records, folder), path, manifests)
     return path
 
 

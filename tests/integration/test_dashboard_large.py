@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from harness.analysis.frontier import rank
-from harness.analysis.points import cells, points
+from harness.analysis.findings import findings
+from harness.analysis.points import cells
 from harness.pages import dashboard
 from harness.pages.depth_map import heat
 from tests.browser import ask, content
@@ -33,7 +34,7 @@ def _records() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("large") / "page.html"
-    dashboard.write(_records(), path)
+    dashboard.write(findings(_records()), path)
     return path
 
 
@@ -76,17 +77,19 @@ def test_every_point_of_the_bytes_figure_and_of_the_maps_can_be_reached(page: Pa
     assert seen["tip"].startswith(f"{seen['verdict']}: ") and "Trust it?" in seen["tip"]
 
 
-def test_points_known_already_are_not_asked_for_again(tmp_path: Path) -> None:
-    records = _records()[:40]
-    dashboard.write(records, tmp_path / "one.html")
-    dashboard.write(records, tmp_path / "two.html", ranked=rank(points(records)))
+def test_a_page_changes_nothing_of_what_it_is_handed(tmp_path: Path) -> None:
+    found = findings(_records()[:40])
+    before = found.points.copy()
+    dashboard.write(found, tmp_path / "one.html")
+    pd.testing.assert_frame_equal(found.points, before)
+    dashboard.write(found, tmp_path / "two.html")
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
 
 
 @pytest.mark.parametrize("task", ["needle", "docqa"])
 def test_a_map_is_titled_by_its_own_task_and_metric(task: str, tmp_path: Path) -> None:
     records = [make(**e, stack=s, task=task, metric="f1") for e in grid(repeats=1) for s in ("full", "int8")]
-    dashboard.write(records, tmp_path / "page.html")
+    dashboard.write(findings(records), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert f"<h3>{task}: f1 by length and depth, " in text
     assert "needle" not in text.split("<section>")[1].split("</section>")[0] or task == "needle"

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from harness.analysis.findings import findings
 from harness.analysis.points import points
 from harness.pages import dashboard
 from tests.browser import ask, content
@@ -90,7 +91,7 @@ def test_a_stream_opens_in_nats_and_the_switch_goes_there_and_back(streamed: tup
 def test_other_tasks_open_with_scores_and_show_differences_of_them(tmp_path: Path) -> None:
     records = sweep(repeats=2) + sweep(query_aware=True, repeats=2)
     page = tmp_path / "dashboard.html"
-    dashboard.write(records, page)
+    dashboard.write(findings(records), page)
     seen: list[dict[str, Any]] = ask(
         page,
         f"""{{ {STATE} const plot = document.getElementById('s0-frontier'); const one = state(plot);

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from harness.errors import UserError
-from harness.pages.run_folder import write_all
+from harness.pages.outputs import write_all
 from tests.record_factory import make, sweep, write_shard
 from tests.stream_factory import stream
 
@@ -67,7 +67,7 @@ def test_derived_files_are_made_from_the_shards_and_agree(tmp_path: Path) -> Non
         told = {"time": f"2026-01-0{day}T00:00:00+00:00", "config": config, "versions": {"torch": version}}
         (tmp_path / "manifests" / f"2026010{day}T000000Z.json").write_text(json.dumps(told))
     (tmp_path / "manifests" / "20260103T000000Z.json").write_text("{}")
-    ranked = write_all(tmp_path, None)
+    ranked = write_all(tmp_path, None).points
     wanted = {"points.csv", "points.parquet", "frontier.json", "dashboard.html", "manifests", "records-main.jsonl"}
     assert {path.name for path in tmp_path.iterdir()} == wanted
     parquet, csv = pd.read_parquet(tmp_path / "points.parquet"), pd.read_csv(tmp_path / "points.csv")

@@ -301,8 +301,8 @@ PASSED = {
     "foreign": (lambda lines: '{"a": 1}\n', "is not a record of this program"),
     "foreign, unended": (lambda lines: "hello", ":1 is not a record"),
     "of a later schema": (
-        lambda lines: "".join(lines).replace('"schema": 2', '"schema": 3'),
-        "schema=3: this version reads 1 and 2",
+        lambda lines: "".join(lines).replace('"schema": 3', '"schema": 4'),
+        "schema=4: this version reads 1, 2, 3",
     ),
     "half a record": (lambda lines: '{"key": "k", "schema": 2, "run_id": "r", "stack": "s"}\n', "is no whole record"),
 }

@@ -13,7 +13,7 @@ from harness.analysis.curves import COLUMNS, Curves, bucket_width, curves
 from harness.analysis.frontier import frontier, rank
 from harness.analysis.points import points
 from harness.pages.curve_figure import ALL, budgets, of_panel
-from harness.pages.run_folder import write_all
+from harness.pages.outputs import write_all
 from tests.record_factory import sweep, write_shard
 from tests.stream_factory import document, stream
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
+from dataclasses import fields
 from pathlib import Path
 
 from harness.analysis import intervals as statistics
-from harness.analysis.frontier import rank
+from harness.analysis.contrast import COLUMNS as CONTRASTS
+from harness.analysis.curves import COLUMNS as CURVES
+from harness.analysis.frontier import frontier, rank
 from harness.analysis.point_warnings import WARNINGS
 from harness.analysis.points import COLUMNS, points
 from harness.pages import glossary, table
+from harness.types import BYTE_KINDS, Record
 from tests.record_factory import make, sweep
 
 
@@ -34,8 +39,31 @@ def test_every_verdict_count_and_warning_has_an_entry() -> None:
     assert all(entry.printed and entry.meaning and entry.trust for _, entry in glossary.entries())
 
 
-def test_the_page_about_results_shows_the_glossary_as_it_is() -> None:
-    assert glossary.markdown() in (Path(__file__).parents[2] / "results/README.md").read_text(encoding="utf-8")
+README = Path(__file__).parents[2] / "results" / "README.md"
+
+
+def test_the_readme_shows_the_glossary_as_it_is() -> None:
+    assert glossary.markdown() in README.read_text(encoding="utf-8")
+
+
+def _named(section: str) -> set[str]:
+    """The names in the first column of a section's table; `allocated_*` is all kinds of bytes."""
+    text = README.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    names = {
+        name for line in text.splitlines() if line.startswith("| `") for name in re.findall(r"`([^`]+)`", line.split(" | ")[0])
+    }
+    starred = {name for name in names if name.endswith("*")}
+    return (names - starred) | {name.replace("*", kind) for name in starred for kind in BYTE_KINDS}
+
+
+def test_the_readme_names_every_field_and_column_and_no_others() -> None:
+    """The kind: a field or column that nobody says the meaning of, or that is gone."""
+    assert _named("Records") == {field.name for field in fields(Record)}
+    ranked = rank(points(sweep(stacks=["full", "int8"])))
+    assert _named("Points") == set(ranked.columns)
+    assert _named("curves.csv") == set(CURVES) and _named("contrasts.csv") == set(CONTRASTS)
+    content = frontier(ranked)
+    assert _named("frontier.json") == {*content, *content["groups"][0]}
 
 
 def test_a_printed_table_explains_the_labels_it_has_and_no_others() -> None:

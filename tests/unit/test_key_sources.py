@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import keys as identity
+from harness.records import keys
 
 ROOT = Path(__file__).parents[2]
 MAKES_RECORDS = ("harness.evaluation.assemble",)  # what a run, a lost job and verify start from
@@ -28,9 +28,9 @@ OTHERS = [
 
 
 def hashed(root: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    identity._hash_files.cache_clear()
-    monkeypatch.setattr(identity, "PACKAGE", root / "harness")
-    return identity.code_hash({})
+    keys._hash_files.cache_clear()
+    monkeypatch.setattr(keys, "PACKAGE", root / "harness")
+    return keys.code_hash({})
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_a_byte_of_what_decides_a_record_changes_its_key(path: Path, copied: Pat
     assert hashed(copied, monkeypatch) != before
     file.write_bytes(content)
     assert hashed(copied, monkeypatch) == before
-    identity._hash_files.cache_clear()
+    keys._hash_files.cache_clear()
 
 
 @pytest.mark.parametrize("name", [*OTHERS, "harness/status.py", "harness/verify.py"])
@@ -59,12 +59,12 @@ def test_reports_and_launchers_are_in_no_key(name: str, copied: Path, monkeypatc
     before = hashed(copied, monkeypatch)
     (copied / name).write_text((copied / name).read_text() + "#")
     assert hashed(copied, monkeypatch) == before
-    identity._hash_files.cache_clear()
+    keys._hash_files.cache_clear()
 
 
 def test_every_module_that_makes_records_is_in_the_key_or_said_to_decide_nothing() -> None:
     """A module that joins them is found here, whatever folder it stands in."""
-    sources = [identity.PACKAGE / name for name in identity.KEY_SOURCES]
+    sources = [keys.PACKAGE / name for name in keys.KEY_SOURCES]
     seen: set[str] = set()
     todo = [*MAKES_RECORDS]
     while todo:

@@ -18,7 +18,7 @@ from harness.errors import UserError
 from harness.evaluation.assemble import assemble
 from harness.evaluation.recorder import Planned
 from harness.models.load import load
-from harness.pages.run_folder import write_all
+from harness.pages.outputs import write_all
 from harness.records.progress import Snapshot, snapshot, state
 from harness.records.shards import load_records
 from harness.records.store import Store
@@ -88,7 +88,7 @@ def test_what_others_hold_and_what_has_already_failed_is_left_alone(tmp_path: Pa
     assert lost(cfg, overrides, began) == 0, "recorded once a sweep"
     folder = next((tmp_path / "results").iterdir())
     assert not (folder / "failures").exists(), "there is nothing to put there"
-    assert write_all(folder)["n_failed"].sum() == 6, "a run of failures alone has a report"
+    assert write_all(folder).points["n_failed"].sum() == 6, "a run of failures alone has a report"
     other: Store[Planned] = Store(folder)
     assert other.claims.take(claims_of(cfg, overrides)[0])
     assert lost(cfg, overrides, snapshot(folder)) == 3, "one of two contexts is being worked on"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.analysis.findings import findings
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
 from harness.pages import dashboard, table
@@ -30,7 +31,7 @@ def test_empty_answers_are_counted_and_many_are_a_warning(tmp_path: Path) -> Non
     shown = " ".join(table.text(rank(many)).split())
     assert "h2o: 2 empty answers" in shown and "h2o: warning: empty answers: 2 of 8 answers" in shown
     page = tmp_path / "page.html"
-    dashboard.write([make(**e, stack="h2o") | c for e, c in zip(grid(), changes[:8], strict=False)], page)
+    dashboard.write(findings([make(**e, stack="h2o") | c for e, c in zip(grid(), changes[:8], strict=False)]), page)
     assert "2 empty answers; warning: empty answers: 2 of 8 answers" in page.read_text(encoding="utf-8")
 
 

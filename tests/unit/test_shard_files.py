@@ -137,17 +137,18 @@ def test_the_later_try_counts_whatever_the_clocks_say(tmp_path: Path, monkeypatc
     write_shard(tmp_path, [first, make(key="b", written_at=today), make(key="c", written_at=today, status="failed")], "before")
     monkeypatch.setattr(store_module, "now", lambda: yesterday)
     store: Store[Work] = Store(tmp_path, redo=True)
-    assert made(store, "abc") == ["a", "b", "c"] and store.unmade == set(), "its own records count, behind or not"
+    assert made(store, "abc") == ["a", "b", "c"] and store.done == {"a", "b", "c"}, "its own records count, behind or not"
     store.close()
     assert {(one["key"], one["status"], one["attempt"], one["written_at"]) for one in read(tmp_path)} == {
         (key, "ok", 2, yesterday) for key in "abc"
     }
-    assert not read(tmp_path).stand
+    assert not read(tmp_path).redo_failed
     store = Store(tmp_path, redo=True)
-    store.missing([Work("a")])
     store.append([record("a", status="failed", score=None)])
     store.close()
-    assert store.unmade == {"a"} and read(tmp_path).stand == {"a"}, "a failure to make it again, on a clock that stands still"
+    assert store.done == set() and read(tmp_path).redo_failed == {"a"}, (
+        "a failure to make it again, on a clock that stands still"
+    )
 
 
 def test_nothing_to_write_makes_no_shard(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
 from harness.pages import table
@@ -55,3 +57,26 @@ def test_iec_units() -> None:
     assert {value: iec(value) for value in wanted} == wanted
     assert iec(float("nan")) == "–"
     assert [share_text(ratio) for ratio in (0.3125, 1.0, 12.5)] == ["31.2 %", "100 %", "1,250 %"]
+
+
+def test_tables_that_would_be_titled_alike_say_what_tells_them_apart() -> None:
+    """The kind: two runs of one task under one title, so that nobody knows which table is which."""
+    one = [make(**e, stack=stack, run_id="one") for e in grid() for stack in ("full", "int8")]
+    two = [make(**e, stack=stack, run_id="two", seed=1) for e in grid() for stack in ("full", "int8")]
+    same = [make(**e, stack="full", run_id="three", seed=1) for e in grid()]
+
+    def titles(records: list[dict[str, Any]]) -> list[str]:
+        return [line.strip() for line in table.text(rank(points(records))).splitlines() if " is better)" in line]
+
+    alike = "smollm2 · needle · query-agnostic · contains (higher is better)"
+    assert titles(one) == [alike]
+    assert titles(one + two) == [f"{alike} · seed 0", f"{alike} · seed 1"]
+    assert titles(one + two + same) == [f"{alike} · {run}" for run in ("one", "two", "three")]
+
+
+def test_a_verdict_of_many_words_folds_no_label() -> None:
+    few = [make(example_id=f"e{i}", stack=s, score=1.0) for i in range(4) for s in ("full", "a_stack_with_a_long_name")]
+    shown = table.text(rank(points(few)))
+    (line,) = [line for line in shown.splitlines() if line.startswith(" a_stack_with_a_long_name ")]
+    assert "too few docs" in line and line.rstrip().endswith("●")
+    assert "too few docs: too few documents for a verdict: " in shown, "in full below"

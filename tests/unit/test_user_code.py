@@ -79,7 +79,7 @@ def test_a_base_class_outside_the_project_is_part_of_the_key(tmp_path: Path, mon
     (tmp_path / "outer_base.py").write_text("class Base:\n    changed = True\n")
     for name in ("outer_base", "outer_mine"):
         sys.modules.pop(name)
-    from harness.records import keys as identity
+    from harness.records import keys
 
-    identity._hash_files.cache_clear()
+    keys._hash_files.cache_clear()
     assert code_hash(config) != before

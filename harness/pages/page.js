@@ -1,8 +1,3 @@
-"""The script of a page: it draws the figures and answers switches, selectors and sorts; it knows no points and no Python."""
-
-from __future__ import annotations
-
-SCRIPT = """
 const store = JSON.parse(document.getElementById('content').textContent);
 const settings = {responsive: true, displaylogo: false, toImageButtonOptions: {scale: 2}, plotlyServerURL: '',
   modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d', 'sendChartToCloud', 'sendDataToCloud']};
@@ -74,7 +69,7 @@ function dress(plot, figure) {
   figure.layout.shapes = view.shapes;
   return figure;
 }
-// markers at the edge stand for points beyond the default range, so they go when the user leaves it
+// markers at the edge show points beyond the default range, so they go when the user leaves it
 function edge(plot) {
   if (plot.dataset.view !== 'paired') return null;
   const index = plot.data.map((trace, i) => i).filter(i => plot.data[i].meta.edge);
@@ -136,8 +131,8 @@ function wire(group) {
 function wireHeat(select) {
   const plot = document.getElementById(select.dataset.plot), content = store.heat[select.dataset.plot];
   select.addEventListener('change', () => {
-    const chosen = content[select.selectedIndex], told = chosen.customdata.map(row => row.map(hoverText));
-    Plotly.update(plot, {z: [chosen.z], text: [chosen.text], customdata: [told]},
+    const chosen = content[select.selectedIndex], texts = chosen.customdata.map(row => row.map(hoverText));
+    Plotly.update(plot, {z: [chosen.z], text: [chosen.text], customdata: [texts]},
       {'annotations[1].text': chosen.label}, [1]);
   });
 }
@@ -196,4 +191,3 @@ window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
   document.querySelectorAll('th button').forEach(b => b.addEventListener('click', () => sortBy(b)));
   document.body.dataset.ready = 'yes';
 });
-"""

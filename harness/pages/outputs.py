@@ -1,0 +1,146 @@
+"""What a report leaves behind: of one run the files of its folder, of several one table and one page.
+
+Each file appears whole or not at all, so a reader never sees half a table, and a failing file loses no record.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.analysis.contrast import contrasts
+from harness.analysis.findings import Findings, findings
+from harness.errors import UserError
+from harness.files.plain_files import printable
+from harness.pages import dashboard, table
+from harness.records.atomic import replace
+from harness.records.current import current_records, merged
+from harness.records.progress import manifests, run_folders
+from harness.records.shards import Loaded, load_records, read, shards
+from harness.records.sweep_folder import is_sweep
+
+Json = dict[str, Any]
+
+LISTS = ("asked", "samples")  # of a manifest, as long as the run has examples
+_LOG = logging.getLogger(__name__)
+
+
+def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None, loaded: Loaded | None = None) -> Findings:
+    """Write points.csv, points.parquet, frontier.json, dashboard.html and, for streams, curves.csv from a folder's shards.
+
+    Args:
+        run_dir: A folder with records-*.jsonl.
+        manifest: What the page says about how the run was made; the newest of manifests/ when None.
+        loaded: The run's records, where they were read already.
+
+    Returns:
+        What was written, for whoever shows it elsewhere.
+
+    Raises:
+        UserError: the folder or its records are missing or not ours.
+    """
+    records = (current_records(run_dir)[0] if loaded is None else loaded).records
+    found = findings(records, run_dir)
+    replace(run_dir / "points.csv", lambda path: found.points.to_csv(path, index=False))
+    replace(run_dir / "points.parquet", lambda path: found.points.to_parquet(path, index=False))
+    text = json.dumps(found.frontier, indent=1, allow_nan=False)
+    replace(run_dir / "frontier.json", lambda path: path.write_text(text, encoding="utf-8"))
+    if any(record.get("series_path") for record in records):
+        replace(run_dir / "curves.csv", lambda path: found.curves.frame.to_csv(path, index=False))
+    for line in found.curves.problems:
+        _LOG.warning(line)
+    about = newest_manifest(run_dir) if manifest is None else _short(manifest)
+    run_ids = dict.fromkeys(record["run_id"] for record in records)
+    dashboard.write(found, run_dir / "dashboard.html", dict.fromkeys(run_ids, about) if about else {})
+    return found
+
+
+def newest_manifest(run_dir: Path) -> Json | None:
+    """The manifest of the last invocation without its lists of examples, None where there is none that can be read."""
+    newest = next(reversed(manifests(run_dir)), None)
+    return newest and _short(newest)
+
+
+def _short(manifest: Mapping[str, Any]) -> Json:
+    return {name: value for name, value in manifest.items() if name not in LISTS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """The records of one folder that count, and what its report says beside them."""
+
+    folder: Path
+    loaded: Loaded
+    stale: str | None
+    manifest: Json | None
+
+    @property
+    def total(self) -> int:
+        return len(self.loaded) + self.loaded.duplicates
+
+    def records(self) -> Iterator[Json]:
+        """The records, with their series named from here: those of several folders are read together."""
+        for record in self.loaded:
+            own = record.get("series_path")
+            yield record | {"series_path": str(self.folder / own)} if own else record
+
+
+def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> None:
+    """Print the merged table and write one dashboard; points of different runs are never ranked against each other.
+
+    A folder of runs is all of them, a sweep's folder the runs it names. A record that several folders hold (a copied run)
+    counts once; runs that share examples keep their own records. With labels in `against`, all points are also compared
+    with those, and contrasts.csv is written beside the page.
+
+    Raises:
+        UserError: a folder is missing or holds no records of ours, or no point has a label of `against`.
+    """
+    runs = [_run(folder, folders) for named in folders for folder in _runs(named)]
+    for run in runs:
+        if run.loaded.half_written:
+            print(f"{run.folder}: {run.loaded.half_written} half-written record(s) passed over")
+        if run.stale:
+            print(run.stale)
+    records = merged(record for run in runs for record in run.records())
+    if not records:
+        raise UserError(f"no records in {', '.join(map(str, folders))}: no run there has a whole one")
+    total = sum(run.total for run in runs)
+    if total > len(records):
+        print(f"{total - len(records)} earlier record(s) with the key of a later one: the latest counts")
+    found, paired = findings(records), contrasts(records, against)
+    table.show(found.points)
+    table.show_contrasts(paired.frame)
+    for line in (*paired.problems, *found.curves.problems):
+        print(printable(line))
+    if against:
+        beside = out.parent / "contrasts.csv"
+        replace(beside, lambda path: paired.frame.to_csv(path, index=False))
+        print(beside)
+    dashboard.write(found, out, _manifests(runs))
+    print(out)
+
+
+def _run(folder: Path, named: Sequence[Path]) -> _Run:
+    """A run folder; one that the user named must hold records."""
+    loaded, stale = current_records(folder, load_records(folder) if folder in named else read(folder))
+    return _Run(folder=folder, loaded=loaded, stale=stale, manifest=newest_manifest(folder))
+
+
+def _manifests(runs: Sequence[_Run]) -> dict[str, Json]:
+    """What is said of how each run was made, by run id."""
+    return {record["run_id"]: run.manifest for run in runs if run.manifest for record in run.loaded}
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The folder itself, or the runs in it that have records; what is missing or a sweep's dead jobs left empty is named."""
+    if any(folder.glob("records-*.jsonl")) or not (is_sweep(folder) or any(folder.glob("*/manifests"))):
+        return [folder]
+    found = run_folders(folder)
+    for run in found:
+        if not shards(run):
+            print(f"{run}: {'no records' if run.is_dir() else 'there is no such folder'}")
+    return [run for run in found if shards(run)]

