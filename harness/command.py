@@ -1,4 +1,4 @@
-"""What `python -m harness` does between the configuration and the printed folder; it knows no stage and no task."""
+"""What `python -m harness` does between the configuration and the printed folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.configure.arms import FULL, arms_of
 from harness.errors import UserError
 from harness.evaluation.assemble import assemble, results_folder
 from harness.evaluation.notices import notices
-from harness.evaluation.recorder import Planned, asked
+from harness.evaluation.planned import Planned, asked
 from harness.pages.run_folder import write_all
 from harness.pages.table import show
 from harness.records.current import current_records
@@ -39,7 +39,7 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     """
     _quiet()
     found = arms_of(cfg, overrides)
-    spelled = {cell.name: cell.spellings for cell in found if len(cell.spellings) > 1}
+    spelled = {arm.name: arm.spellings for arm in found if len(arm.spellings) > 1}
     for name, spellings in spelled.items():
         print(f"{name} is one point for what comes to the same: {'; '.join(spellings)}")
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
@@ -47,12 +47,12 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     store: Store[Planned] = Store(results_folder(config) / bench.setup.run_id, redo=bench.options.redo)
     try:
         runner = bench.runner(store)
-        works = bench.works(runner)
-        for line in notices(bench.task, bench.lm.tokens, works):
+        planned = bench.planned(runner)
+        for line in notices(bench.task, bench.lm.tokens, planned):
             print(f"warning: {line}", file=sys.stderr)
         manifest = bench.manifest(found)
-        store.write_manifest(manifest | {"asked": asked(works), "spellings": spelled})
-        failures = runner.run(works)
+        store.write_manifest(manifest | {"asked": asked(planned), "spellings": spelled})
+        failures = bench.run(store, runner, planned)
     finally:
         store.close()
     try:

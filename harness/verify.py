@@ -18,7 +18,7 @@ from harness.configure.trusted import Builder, check_rest
 from harness.engine.batches import parse_bytes
 from harness.errors import UserError, require
 from harness.evaluation.assemble import Bench, assemble
-from harness.evaluation.recorder import Planned
+from harness.evaluation.planned import Planned
 from harness.files.plain_files import printable
 from harness.records.current import current_records
 from harness.records.failures import bare
@@ -29,11 +29,12 @@ from harness.records.store import Store
 Json = dict[str, Any]
 
 SAMPLE = 10
+Name = tuple[int, str, str]  # of a record: seed, example, arm
 ALLOW = (
     "a module of your own that the run's parts may come from (repeatable); without it only this project's classes are made, "
     "and no other module is imported"
 )
-TOLERANCE = 1e-4  # of numbers that are not whole: what a wave of other rows may change in their last digits
+TOLERANCE = 1e-4  # of numbers that are not whole: what other requests in a batch may change in their last digits
 COMPARED = (
     *("status", "prompt_sha256", "n_prompt", "output", "stop_reason", "score", "metrics", "weight"),
     *("tokens_seen", "tokens_kept", "entries_touched", "codec_info", "bytes"),
@@ -85,10 +86,10 @@ def verify(folder: Path, sample: int = SAMPLE, allow: Collection[str] = ()) -> V
     build = Builder(frozenset(allow))
     config = _config(told)
     check_rest(config)
-    cells = {_cell_of(record): _cell(record, build) for record in chosen}
-    bench = assemble(config, list(cells.values()), build=build)
+    arms = {_arm_of(record): _arm(record, build) for record in chosen}
+    bench = assemble(config, list(arms.values()), build=build)
     with tempfile.TemporaryDirectory() as scratch:
-        made = _made(bench, Path(scratch), chosen, cells)
+        made = _made(bench, Path(scratch), chosen)
     different = [line for record in chosen for line in differences(record, made.get(_name(record)))]
     answers = sum(answer_alone(record, made.get(_name(record))) for record in chosen)
     other = sum(_name(record) in made and made[_name(record)]["key"] != record["key"] for record in chosen)
@@ -103,11 +104,11 @@ def _config(told: Sequence[Json]) -> Json:
 
 
 def choose(records: Sequence[Json], sample: int) -> list[Json]:
-    """A sample in which every cell has its turn before any has a second one."""
-    by_cell: dict[str, list[Json]] = {}
+    """A sample in which every arm has its turn before any has a second one."""
+    by_arm: dict[str, list[Json]] = {}
     for record in random.Random(0).sample(list(records), len(records)):
-        by_cell.setdefault(_cell_of(record), []).append(record)
-    turns = sorted(((turn, record) for same in by_cell.values() for turn, record in enumerate(same)), key=lambda pair: pair[0])
+        by_arm.setdefault(_arm_of(record), []).append(record)
+    turns = sorted(((turn, record) for same in by_arm.values() for turn, record in enumerate(same)), key=lambda pair: pair[0])
     return [record for _, record in turns[:sample]]
 
 
@@ -147,31 +148,36 @@ def same(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def _made(bench: Bench, scratch: Path, chosen: Sequence[Json], cells: Mapping[str, Arm]) -> dict[Any, Json]:
+def _made(bench: Bench, scratch: Path, chosen: Sequence[Json]) -> dict[Name, Json]:
+    """The chosen records, made again."""
     store: Store[Planned] = Store(scratch)
     runner = bench.runner(store)
     wanted = {_name(record) for record in chosen}
-    works: list[Planned] = []
+    planned: list[Planned] = []
     for seed in sorted({record["seed"] for record in chosen}):
         ids = {record["example_id"] for record in chosen if record["seed"] == seed}
         examples = [example for example in bench.examples(seed) if example.id in ids]
-        names = {id(cell): name for name, cell in zip(cells, bench.cells, strict=True)}
-        found = runner.works(examples, bench.cells, seed)
-        works += [work for work in found if (seed, work.example.id, names[id(work.cell)]) in wanted]
-    runner.run(works)
+        found = runner.pending(examples, bench.arms, seed)
+        planned += [one for one in found if (seed, one.example.id, _spelled(one.arm)) in wanted]
+    bench.run(store, runner, planned)
     store.close()
     return {_name(record): record for record in store.records()}
 
 
-def _name(record: Mapping[str, Any]) -> tuple[int, str, str]:
-    return record["seed"], record["example_id"], _cell_of(record)
+def _name(record: Mapping[str, Any]) -> Name:
+    return record["seed"], record["example_id"], _arm_of(record)
 
 
-def _cell_of(record: Mapping[str, Any]) -> str:
+def _arm_of(record: Mapping[str, Any]) -> str:
     return json.dumps([record["stack"], record["point"], record["stack_config"]], sort_keys=True)
 
 
-def _cell(record: Mapping[str, Any], build: Builder) -> Arm:
+def _spelled(arm: Arm) -> str:
+    """`_arm_of` the arm's records; a calibrated one's configuration names the table that its records name."""
+    return json.dumps([arm.label, arm.point, arm.config], sort_keys=True)
+
+
+def _arm(record: Mapping[str, Any], build: Builder) -> Arm:
     stack = build(record["stack_config"], f"stack {record['stack']!r}")
     return Arm(record["stack"], record["point"], record["stack_config"], stack)
 

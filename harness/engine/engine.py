@@ -21,7 +21,7 @@ from harness.errors import UserError
 from harness.kv.attention import CURRENT, NAME, Forward
 from harness.kv.batch_views import Batch
 from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
-from harness.kv.memory import solve_budget
+from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import held, learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import tried
@@ -51,17 +51,24 @@ class Engine:
         self.groups = self.shape.groups(devices, self.ropes)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
 
-    def start(self, stack: Stack = Stack(), total: int = 0, seed: int = 0, length: int = 0) -> SequenceCache:  # noqa: B008 frozen
+    def start(
+        self,
+        stack: Stack = Stack(),  # noqa: B008 frozen
+        total: int = 0,
+        seed: int = 0,
+        length: int = 0,
+        solved: Budget | None = None,
+    ) -> SequenceCache:
         """A row that has seen nothing and compresses from its first token on.
 
         A fraction or byte budget is solved for `total` tokens. `length` tokens will be fed in all, `total` where it is not
-        given. UserError when a budget is too small, or the model lacks what the stack or so many tokens need.
+        given. solved: the budget, where it is known. UserError when a budget is too small, or the model lacks what the stack or
+        so many tokens need.
         """
         self.check(stack)
         self.check_length(length or total)
-        row = SequenceCache.empty(
-            self.shape, stack, solve_budget(stack, self.shape, total, self.kv_dtype.itemsize), seed, self.ropes
-        )
+        budget = solved.tokens if solved else solve_budget(stack, self.shape, total, self.kv_dtype.itemsize)
+        row = SequenceCache.empty(self.shape, stack, budget, seed, self.ropes)
         return row if self.rotary is None else replace(row, length=length or total)
 
     def check_length(self, tokens: int) -> None:
@@ -94,10 +101,13 @@ class Engine:
         return Prefix(row[0], stats, time.perf_counter() - start)
 
     @torch.inference_mode()
-    def compress(self, prefix: Prefix, stack: Stack, seed: int = 0) -> SequenceCache:
-        """The context under one stack; the prefix is not changed. UserError when the budget is too small for it."""
+    def compress(self, prefix: Prefix, stack: Stack, seed: int = 0, solved: Budget | None = None) -> SequenceCache:
+        """The context under one stack; the prefix is not changed. UserError when the budget is too small for it.
+
+        solved: the budget, where it is known.
+        """
         self.check(stack)
-        return prefix.row.compress(stack, prefix.stats, seed, self.model.dtype)
+        return prefix.row.compress(stack, prefix.stats, seed, self.model.dtype, solved)
 
     @torch.inference_mode()
     def read_chunked(self, ids: Sequence[int], rows: Sequence[SequenceCache]) -> list[tuple[SequenceCache, int]]:

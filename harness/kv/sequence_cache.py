@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.kv.attention import Forward
 from harness.kv.head_group import HeadGroup, Slot, of_heads
-from harness.kv.memory import codec_info, measure, solve_budget, storage, touched
+from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.token_store import TokenStore, own
@@ -156,12 +156,14 @@ class SequenceCache:
             return replace(self, reading=False)
         return replace(self, reading=False, parts=tuple(replace(part, sums_HN=None) for part in self.parts))
 
-    def compress(self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype) -> SequenceCache:
+    def compress(
+        self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype, solved: Budget | None = None
+    ) -> SequenceCache:
         """This exact row under a stack: all layers at once, after the context. `dtype` is that of a decoded view.
 
-        stats: those of every layer. Raises UserError when the stack's budget is too small for this context.
+        stats: those of every layer. solved: the budget, where it is known. UserError when it is too small for this context.
         """
-        budget = solve_budget(stack, self.shape, self.seen, self.itemsize)
+        budget = solved.tokens if solved else solve_budget(stack, self.shape, self.seen, self.itemsize)
         out = replace(self, stack=stack, budget=budget, seed=seed, reading=False)
         if not stack.compresses:
             return out

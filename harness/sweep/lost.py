@@ -1,6 +1,6 @@
 """Makes failed records of what a dead process was to make, so that its loss shows where results are read.
 
-It loads no weights and knows no sweep and no launcher: it is told why the process ended and what it printed.
+No weights are loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.configure.arms import Arm
 from harness.evaluation.assemble import assemble, results_folder
-from harness.evaluation.recorder import Planned, asked
+from harness.evaluation.planned import Planned, asked
 from harness.records.failures import naming, trace_file
 from harness.records.progress import Stood, state
 from harness.records.shards import read
@@ -28,7 +28,7 @@ def give_up(config: Mapping[str, Any], found: Sequence[Arm], reason: str, printe
 
     Args:
         config: the resolved configuration of the dead process.
-        found: its cells.
+        found: its arms.
         reason: how it ended, one line.
         printed: its last output or its traceback; the end of it goes to a file in `failures/`.
         before: what the run folder held when the process's sweep began.
@@ -39,10 +39,9 @@ def give_up(config: Mapping[str, Any], found: Sequence[Arm], reason: str, printe
     bench = assemble({**config, "progress": False, "redo": False}, found, weights=False)
     store: Store[Planned] = Store(results_folder(config) / bench.setup.run_id)
     try:
-        runner = bench.runner(store)
-        works = bench.works(runner)
-        told = before.new(read(store.folder).tries)
-        with runner.recorder([work for work in works if work.key not in told]) as recorder:
+        planned = bench.planned(bench.runner(store))
+        made = before.new(read(store.folder).tries)
+        with bench.recorder(store, [one for one in planned if one.key not in made]) as recorder:
             lost = list(next(recorder.rounds(), ()))
             if not lost:
                 return 0
@@ -51,10 +50,10 @@ def give_up(config: Mapping[str, Any], found: Sequence[Arm], reason: str, printe
                 file = trace_file(lost[0].key)
                 store.write(file, lambda path: path.write_text(printed[-TAIL:], encoding="utf-8"))
                 line = naming(line, file)
-            recorder.write([recorder.record(work, status="failed", error=line) for work in lost])
-        if not {cell.name for cell in found} <= {cell.name for cell in state(store.folder).cells}:
+            recorder.write([recorder.failed(one, line, "") for one in lost])
+        if not {arm.name for arm in found} <= {cell.name for cell in state(store.folder).cells}:
             store.write_manifest(
-                bench.manifest(found) | {"config": dict(config), "asked": asked(works)}
+                bench.manifest(found) | {"config": dict(config), "asked": asked(planned)}
             )  # the dead one did not come to it
         return len(lost)
     finally:
