@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Scheduler, Served
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.kv import sequence_cache as cache
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.budget import Amount
@@ -114,8 +115,8 @@ def test_scores_of_a_row_do_not_hold_those_of_its_neighbours() -> None:
 def test_what_the_budget_of_layers_really_was_is_recorded(tokens: int, budget: int, says: str) -> None:
     """PyramidKV has no pyramid where the context is shorter than twice the budget beyond what is protected."""
     keep = Keep(scorer=SnapKV(window=8), budget=Amount(unit="tokens", value=budget), layers=Pyramid())
-    jobs = [Job(prefix=tuple(ids(tokens)), stack=s, held=(3,), max_new=1) for s in (Stack(keep=keep), Stack())]
-    found: list[Served] = []
+    jobs = [Request(prefix=tuple(ids(tokens)), stack=s, held=(3,), max_new=1) for s in (Stack(keep=keep), Stack())]
+    found: list[Result] = []
     Scheduler(tiny_models.engine("llama"), 1 << 30).serve(jobs, found.extend)
     assert [one.row.layer_budget for one in found if one.row] == [says, None]
 

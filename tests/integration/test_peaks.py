@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from harness.engine.engine import Ask, Engine
-from harness.engine.scheduler import Job, Scheduler, Served
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.engine.streams import Reading, context_row, read
 from harness.lm_eval.encoding import Window
 from harness.lm_eval.windows import WindowReader
@@ -21,15 +22,15 @@ HEAVY = Stack(keep=Keep(scorer=H2O(), budget=Amount(value=0.25)), phase="always"
 ROW = 3 * 2 * (2 * 32 * 4 + 4 + 4)  # of three layers and two KV heads: fp32 keys and values, a position and a score
 
 
-def served(engine: Engine, job: Job) -> Served:
-    found: list[Served] = []
+def served(engine: Engine, job: Request) -> Result:
+    found: list[Result] = []
     Scheduler(engine, 1 << 30).serve([job], found.extend)
     assert found[0].status == "ok", found[0].error
     return found[0]
 
 
-def scored(engine: Engine) -> Served:
-    return served(engine, Job(prefix=tuple(ids(120)), stack=HEAVY, held=tuple(ids(9)), targets=(tuple(ids(20)),)))
+def scored(engine: Engine) -> Result:
+    return served(engine, Request(prefix=tuple(ids(120)), stack=HEAVY, held=tuple(ids(9)), targets=(tuple(ids(20)),)))
 
 
 @pytest.mark.parametrize(("name", "peak"), [("kivi2", 260_096), ("kivi4", 260_096), ("int4", 148_160), ("int2", 127_808)])
@@ -64,7 +65,7 @@ def test_a_scored_continuation_is_largest_before_its_rows_are_evicted() -> None:
 
 
 def test_an_answer_of_many_tokens_is_largest_before_the_held_ones_push_others_out() -> None:
-    job = Job(prefix=tuple(ids(120)), stack=HEAVY, held=tuple(ids(9)), max_new=20)
+    job = Request(prefix=tuple(ids(120)), stack=HEAVY, held=tuple(ids(9)), max_new=20)
     assert served(tiny_models.engine("llama"), job).peak == (30 + 9) * ROW
 
 
@@ -74,7 +75,7 @@ def test_a_chunked_context_in_front_of_a_stream_or_a_text_has_the_peak_of_its_re
     stack = Stack(keep=conf_tree.keep("streaming", 30), phase="chunked", chunk=40)
     row, peak = context_row(engine, engine.prefill(tokens), tokens, stack, 0)
     assert peak == 3 * 2 * 70 * (2 * 32 * 4 + 4)
-    assert peak == served(engine, Job(prefix=tuple(tokens), stack=stack, held=(3,), max_new=1)).peak_prefill
+    assert peak == served(engine, Request(prefix=tuple(tokens), stack=stack, held=(3,), max_new=1)).peak_prefill
     assert row.bytes().total == 3 * 2 * 30 * (2 * 32 * 4 + 4)
 
 

@@ -9,7 +9,8 @@ import torch
 
 from harness.engine.answers import Ask
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Scheduler, Served
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.errors import UserError
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.codec.int8 import Int8
@@ -85,10 +86,12 @@ def test_after_a_chunked_context_the_answer_grows() -> None:
 def test_chunks_of_many_stacks_are_read_together_as_alone() -> None:
     engine = tiny_models.engine("llama")
     stacks = [chunked("h2o"), chunked("tova", keys=Int8(), values=Int8()), replace(chunked("streaming"), chunk=33)]
-    jobs = [Job(prefix=tuple(ids(CONTEXT)), stack=s, held=(3, 4), max_new=5, tag=i) for i, s in enumerate([*stacks, Stack()])]
+    jobs = [
+        Request(prefix=tuple(ids(CONTEXT)), stack=s, held=(3, 4), max_new=5, tag=i) for i, s in enumerate([*stacks, Stack()])
+    ]
 
-    def serve(some: list[Job]) -> dict[int, Served]:
-        found: dict[int, Served] = {}
+    def serve(some: list[Request]) -> dict[int, Result]:
+        found: dict[int, Result] = {}
         Scheduler(engine, 1 << 30).serve(some, lambda done: found.update({one.job.tag: one for one in done}))
         return found
 

@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 
 from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Scheduler, Served
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tasks.needle import Needle
@@ -34,22 +35,22 @@ class Counting(Engine):
         return super().prefill(ids, needs)
 
 
-def served(engine: Engine, jobs: Sequence[Job]) -> list[Served]:
+def served(engine: Engine, jobs: Sequence[Request]) -> list[Result]:
     """Results in the order of the jobs; a job's tag is its place."""
-    found: dict[int, Served] = {}
+    found: dict[int, Result] = {}
     Scheduler(engine, LIMIT).serve(jobs, lambda wave: found.update({one.job.tag: one for one in wave}))
     return [found[at] for at in range(len(jobs))]
 
 
-def rows_of(one: Served) -> list[list[list[int]]]:
+def rows_of(one: Result) -> list[list[list[int]]]:
     assert one.row is not None
     return [[head.tolist() for head in layer] for layer in one.row.kept_positions()]
 
 
-def ask(context: Sequence[int], questions: Sequence[Sequence[int]], stacks: Sequence[Stack], new: int) -> list[Job]:
+def ask(context: Sequence[int], questions: Sequence[Sequence[int]], stacks: Sequence[Stack], new: int) -> list[Request]:
     asked = [(stack, question) for stack in stacks for question in questions]
     return [
-        Job(prefix=tuple(context), held=tuple(question), stack=stack, max_new=new, seed=5, tag=at)
+        Request(prefix=tuple(context), held=tuple(question), stack=stack, max_new=new, seed=5, tag=at)
         for at, (stack, question) in enumerate(asked)
     ]
 
@@ -59,7 +60,7 @@ def every_stack() -> list[Stack]:
     return [conf_tree.stack(name, *(half if conf_tree.stack(name).keep else [])) for name in STACKS]
 
 
-def check(engine: Counting, context: Sequence[int], one: Sequence[int], two: Sequence[int], new: int) -> list[Served]:
+def check(engine: Counting, context: Sequence[int], one: Sequence[int], two: Sequence[int], new: int) -> list[Result]:
     """Every stack of conf/compress, all of them and all questions on one prefill."""
     stacks = every_stack()
     assert {"prefill", "always", "chunked"} <= {stack.phase for stack in stacks}

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Scheduler, Served
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.lm_eval.encoding import Window
 from harness.lm_eval.windows import WindowReader
 from harness.stages.codec.base import Codec
@@ -121,8 +122,8 @@ def test_in_every_phase_and_in_windows(phase: str) -> None:
 
     def served(beside: Sequence[Stack]) -> tuple[list[list[Tensor]], list[float]]:
         stack = Stack(keep=own(Needs(queries=4))[0].keep, phase=phase, chunk=32)
-        jobs = [Job(prefix=tuple(ids(90)), stack=s, held=(3, 4), max_new=3, tag=s is stack) for s in (*beside, stack)]
-        found: list[Served] = []
+        jobs = [Request(prefix=tuple(ids(90)), stack=s, held=(3, 4), max_new=3, tag=s is stack) for s in (*beside, stack)]
+        found: list[Result] = []
         Scheduler(engine, 1 << 30).serve(jobs, found.extend)
         assert {one.status for one in found} == {"ok"}
         rows = next(one for one in found if one.job.tag).final.kept_positions()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Scheduler, Served
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.evaluation.recorder import Recorder, Setup
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
@@ -83,8 +84,8 @@ def all_rows() -> Keep:
 
 
 def measured(engine: Engine, stack: Stack) -> dict[str, Any]:
-    found: list[Served] = []
-    Scheduler(engine, 1 << 30).serve([Job(prefix=tuple(ids(90)), stack=stack, held=(3, 4), max_new=3)], found.extend)
+    found: list[Result] = []
+    Scheduler(engine, 1 << 30).serve([Request(prefix=tuple(ids(90)), stack=stack, held=(3, 4), max_new=3)], found.extend)
     assert found[0].status == "ok", found[0].error
     setup = Setup(
         run_id="r", model="m", identity={}, memory_limit=1, attn="a", kv_dtype="float32", shape=engine.shape, progress=False

@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import GPT2Config, PretrainedConfig, SmolLM3Config
 
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Job, Scheduler, Served
+from harness.engine.requests import Request, Result
+from harness.engine.scheduler import Scheduler
 from harness.engine.streams import Reading, context_row, read
 from harness.stages.budget import Amount
 from harness.stages.codec.int8 import Int8
@@ -28,9 +29,9 @@ from tests.tiny_models import FAMILIES, SHAPE, build, ids
 ROTARY = [family for family in FAMILIES if family != "gpt2"]
 
 
-def serve(engine: Engine, *stacks: Stack, n: int = 90) -> list[Served]:
-    found: list[Served] = []
-    jobs = [Job(prefix=tuple(ids(n)), stack=stack, held=(3, 4), max_new=6) for stack in stacks]
+def serve(engine: Engine, *stacks: Stack, n: int = 90) -> list[Result]:
+    found: list[Result] = []
+    jobs = [Request(prefix=tuple(ids(n)), stack=stack, held=(3, 4), max_new=6) for stack in stacks]
     Scheduler(engine, 1 << 30).serve(jobs, found.extend)
     return sorted(found, key=lambda one: stacks.index(one.job.stack))
 
