@@ -14,8 +14,10 @@ from typing import Generic
 
 from harness.engine.batches import Forecast, fill, run_halving
 from harness.engine.engine import Engine
-from harness.engine.executors import Answers, Context, Executor, Streams, Targets, Windows
+from harness.engine.executor import Context, Executor
+from harness.engine.question_executors import Answers, Targets
 from harness.engine.requests import Owner, Question, Request, Result, Stream, attempt, failed, refused
+from harness.engine.text_executors import Streams, Windows
 from harness.kv.memory import Budget
 
 

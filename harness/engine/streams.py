@@ -59,8 +59,8 @@ class Read:
 
     def curve(self, name: str) -> Floats:
         """A token-by-token series as numbers."""
-        parts: list[Tensor] = getattr(self, name)
-        return torch.cat(parts).float().cpu().numpy() if parts else np.zeros(0, np.float32)
+        chunks: list[Tensor] = getattr(self, name)
+        return torch.cat(chunks).float().cpu().numpy() if chunks else np.zeros(0, np.float32)
 
     @property
     def compressed_share(self) -> float:
@@ -125,11 +125,11 @@ def _next(reading: Reading, seen: int, chunk: int) -> tuple[tuple[int, ...], tup
     return reading.ids[seen:stop], reading.ids[seen + 1 : stop + 1]
 
 
-def _record(out: Read, row: SequenceCache, grown: int, fed: int, engine: Engine) -> None:
-    out.row = row
-    held = row.bytes()
+def _record(out: Read, cache: SequenceCache, grown: int, fed: int, engine: Engine) -> None:
+    out.row = cache
+    held = cache.bytes()
     out.byte_tokens += held.total * fed
-    out.full_byte_tokens += engine.shape.full_bytes(row.seen, engine.kv_dtype.itemsize) * fed
+    out.full_byte_tokens += engine.shape.full_bytes(cache.seen, engine.kv_dtype.itemsize) * fed
     out.tokens += fed
     out.peak = max(out.peak, grown)
     if held.total >= out.most.total:

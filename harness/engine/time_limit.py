@@ -67,24 +67,24 @@ class TimedEngine(Engine):
             return super().compress(prefix, stack, seed, solved)
 
     def score(
-        self, rows: Sequence[SequenceCache], held: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+        self, caches: Sequence[SequenceCache], held: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[Scored]:
         with self.limit():
-            return super().score(rows, held, targets)
+            return super().score(caches, held, targets)
 
     def read(
         self,
-        rows: Sequence[SequenceCache],
+        caches: Sequence[SequenceCache],
         ids: Sequence[Sequence[int]],
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
     ) -> Step:
         with self.limit():
-            return super().read(rows, ids, reference, batch)
+            return super().read(caches, ids, reference, batch)
 
-    def read_chunked(self, ids: Sequence[int], rows: Sequence[SequenceCache]) -> list[tuple[SequenceCache, int]]:
+    def read_chunked(self, ids: Sequence[int], caches: Sequence[SequenceCache]) -> list[tuple[SequenceCache, int]]:
         with self.limit():
-            return super().read_chunked(ids, rows)
+            return super().read_chunked(ids, caches)
 
     def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
         with self.limit():

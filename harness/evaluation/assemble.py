@@ -61,7 +61,9 @@ class Bench:
         if kind == "question":
             return QuestionRunner(self.lm, task, self.setup)
         own: Any = task  # one of the tasks that name their runner
-        return {"stream": StreamRunner, "lm_eval": LmEvalRunner}[kind](self.lm, own, self.setup, store)
+        if kind == "stream":
+            return StreamRunner(self.lm, own, self.setup, store)
+        return LmEvalRunner(self.lm, own, self.setup, store)
 
     def run(self, store: Store[Planned], runner: Runner, planned: Sequence[Planned]) -> list[str]:
         """Make what is missing of these records, a line for each failure."""
@@ -221,6 +223,7 @@ def run_id(spec: ModelSpec, task: Task, config: Mapping[str, Any]) -> str:
 
 
 def _kind(task: Task) -> str:
+    """question, stream or lm_eval."""
     return str(getattr(task, "runner", "question"))
 
 

@@ -1,4 +1,4 @@
-"""Waves keep the order of what they are filled with and stay under the limit, whatever an item adds."""
+"""Batches keep the order of what they are filled with and stay under the limit, whatever an item adds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def added(item: tuple[str, int], wave: Sequence[tuple[str, int]]) -> int:
 
 @pytest.mark.parametrize("limit", [50, 70, 400, 4000])
 @pytest.mark.parametrize("n", [0, 1, 2, 150])
-def test_waves_are_whole_ordered_and_as_full_as_they_can_be(n: int, limit: int) -> None:
+def test_batches_are_whole_ordered_and_as_full_as_they_can_be(n: int, limit: int) -> None:
     draw = random.Random(n)
     items = [(draw.choice("abc"), draw.randint(1, 40)) for _ in range(n)]
     waves = list(fill(items, added, limit))
