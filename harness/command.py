@@ -23,7 +23,7 @@ from harness.configure.typed import build
 from harness.errors import UserError
 from harness.evaluation.assemble import Build, assemble, results_folder
 from harness.evaluation.notices import notices
-from harness.evaluation.recorder import Planned, asked
+from harness.evaluation.planned import Planned, asked
 from harness.pages.outputs import write_all
 from harness.pages.table import show
 from harness.records.current import Record, current_records, other_version
@@ -84,16 +84,16 @@ def make(config: Mapping[str, Any], found: Sequence[Arm], build: Build = build) 
     store: Store[Planned] = Store(results_folder(config) / bench.setup.run_id, redo=bench.options.redo)
     try:
         runner = bench.runner(store)
-        planned = bench.works(runner)
+        planned = bench.planned(runner)
         for line in notices(bench.task, bench.lm.tokens, planned):
             print(f"warning: {line}", file=sys.stderr)
         manifest = bench.manifest(found)
         store.write_manifest(manifest | {"asked": asked(planned), "spellings": spelled})
-        keys = {one.key: (one.seed, str(one.example.id), one.cell.name) for one in planned}
+        keys = {one.key: (one.seed, str(one.example.id), one.arm.name) for one in planned}
         earlier = other_version(store.folder, keys) if store.done - keys.keys() else None
         if earlier:
             print(earlier)
-        failures = runner.run(planned)
+        failures = bench.run(store, runner, planned)
     finally:
         store.close()
     try:

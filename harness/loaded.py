@@ -16,7 +16,7 @@ from harness.configure.typed import build
 from harness.engine.answers import Ask
 from harness.engine.engine import Engine
 from harness.engine.logits import UNSOUND
-from harness.engine.requests import lot
+from harness.engine.requests import draw_seed
 from harness.errors import UserError, require
 from harness.kv.attention import NAME
 from harness.kv.sequence_cache import SequenceCache
@@ -69,8 +69,8 @@ class LoadedModel:
 
     def _compressed(self, stack: Stack, ids: tuple[int, ...]) -> SequenceCache:
         if stack.chunked:
-            return self.engine.read_chunked(ids, [self.engine.start(stack, len(ids), lot(ids))])[0][0]
-        return self.engine.compress(self.engine.prefill(ids, stack.needs), stack, lot(ids))
+            return self.engine.read_chunked(ids, [self.engine.start(stack, len(ids), draw_seed(ids))])[0][0]
+        return self.engine.compress(self.engine.prefill(ids, stack.needs), stack, draw_seed(ids))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -55,8 +56,9 @@ class Prompt:
     def ids(self) -> tuple[int, ...]:
         return self.context + self.question + self.answer_prefix
 
-    @property
+    @cached_property
     def sha256(self) -> str:
+        """Digest of the ids and of where the pieces end."""
         return hashlib.sha256(repr((self.context, self.question, self.answer_prefix)).encode()).hexdigest()
 
     def split(self, query_aware: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -18,7 +18,7 @@ from harness.configure.trusted import Builder, check_rest
 from harness.engine.batches import parse_bytes
 from harness.errors import UserError, require
 from harness.evaluation.assemble import Bench, assemble
-from harness.evaluation.recorder import Planned
+from harness.evaluation.planned import Planned
 from harness.files.plain_files import printable
 from harness.records.current import ANOTHER, current_records
 from harness.records.failures import bare
@@ -31,11 +31,12 @@ from harness.types import SCHEMA
 Json = dict[str, Any]
 
 SAMPLE = 10
+Name = tuple[int, str, str]  # of a record: seed, example, arm
 ALLOW = (
     "a module of your own that the run's parts may come from (repeatable); without it only this project's classes are made, "
     "and no other module is imported"
 )
-TOLERANCE = 1e-4  # of numbers that are not whole: what a batch of other requests may change in their last digits
+TOLERANCE = 1e-4  # of numbers that are not whole: what other requests in a batch may change in their last digits
 COMPARED = (
     *("status", "prompt_sha256", "n_prompt", "output", "stop_reason", "score", "metrics", "weight"),
     *("tokens_seen", "tokens_kept", "entries_touched", "codec_info", "bytes"),
@@ -158,7 +159,8 @@ def same(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def _made(bench: Bench, scratch: Path, chosen: Sequence[Json]) -> dict[Any, Json]:
+def _made(bench: Bench, scratch: Path, chosen: Sequence[Json]) -> dict[Name, Json]:
+    """The chosen records, made again."""
     store: Store[Planned] = Store(scratch)
     runner = bench.runner(store)
     wanted = {_name(record) for record in chosen}
@@ -166,30 +168,24 @@ def _made(bench: Bench, scratch: Path, chosen: Sequence[Json]) -> dict[Any, Json
     for seed in sorted({record["seed"] for record in chosen}):
         ids = {record["example_id"] for record in chosen if record["seed"] == seed}
         examples = [example for example in bench.examples(seed) if example.id in ids]
-        found = runner.works(examples, bench.cells, seed)
-        planned += [
-            one for one in found if (seed, one.example.id, _identity(one.cell.label, one.cell.point, one.cell.config)) in wanted
-        ]
-    runner.run(planned)
+        found = runner.pending(examples, bench.arms, seed)
+        planned += [one for one in found if (seed, one.example.id, _spelled(one.arm)) in wanted]
+    bench.run(store, runner, planned)
     store.close()
     return {_name(record): record for record in store.records()}
 
 
-def _name(record: Mapping[str, Any]) -> tuple[int, str, str]:
+def _name(record: Mapping[str, Any]) -> Name:
     return record["seed"], record["example_id"], _arm_of(record)
 
 
 def _arm_of(record: Mapping[str, Any]) -> str:
-    return _identity(record["stack"], record["point"], record["stack_config"])
+    return json.dumps([record["stack"], record["point"], record["stack_config"]], sort_keys=True)
 
 
-def _identity_of(arm: Arm) -> str:
-    return _identity(arm.label, arm.point, arm.config)
-
-
-def _identity(label: str, point: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """What tells an arm from the others of its run."""
-    return json.dumps([label, point, config], sort_keys=True)
+def _spelled(arm: Arm) -> str:
+    """`_arm_of` the arm's records; a calibrated one's configuration names the table that its records name."""
+    return json.dumps([arm.label, arm.point, arm.config], sort_keys=True)
 
 
 def _arm(record: Mapping[str, Any], build: Builder) -> Arm:

@@ -1,6 +1,6 @@
 """How large keys and values get on calibration text, read through the exact prefill; kept in the user cache by content hash.
 
-It knows no number format: codecs ask for limits and get them.
+Codecs ask for limits and get them, whatever their number format.
 """
 
 from __future__ import annotations

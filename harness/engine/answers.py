@@ -1,4 +1,4 @@
-"""What an engine is asked and what it gives back; everything is token ids, rows of caches and logits."""
+"""What the forward passes of an engine take and give back: token ids, sequence caches and logits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Prefix:
     seconds: float
 
     def nbytes(self, needs: Needs) -> int:
-        """Bytes that a stack with these needs would hold while the context is read: exact rows and its own statistics."""
+        """Bytes that a stack with these needs would hold while the context is read: exact tokens and its own statistics."""
         return self.row.bytes().total + sum(one.only(needs).nbytes for one in self.stats)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What one row is fed and when it stops; `stop` sees all generated ids after each one."""
+    """What one sequence cache is fed and when it stops; `stop` sees all generated ids after each one."""
 
     row: SequenceCache
     held: Sequence[int]
@@ -36,7 +36,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Answer:
-    """Generated ids (an EOS that ended them left out), why they ended, the row afterwards and its largest total bytes.
+    """Generated ids (an EOS that ended them left out), why they ended, the cache afterwards and its largest total bytes.
 
     touched: entries evicted or stored inexactly in the store that the last token was predicted from.
     """
@@ -45,13 +45,13 @@ class Answer:
     stop_reason: str  # eos | stop | length | unsound: logits that are no distribution
     row: SequenceCache
     peak: int
-    seconds: float  # of the whole wave
+    seconds: float  # of the whole batch
     touched: int = 0
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Log-probabilities of the target tokens, whether greedy decoding would have given them, and the row afterwards.
+    """Log-probabilities of the target tokens, whether greedy decoding would have given them, and the cache afterwards.
 
     sound: whether all logits that were read were distributions.
     """
@@ -64,10 +64,49 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Rows after a chunk, its logits [B, L, V], bytes before eviction, and attention-output errors.
+class TextScore:
+    """Consecutive tokens of a text: log-probability, whether it was the most likely one, and whether it was predicted from a
+    store that had lost something. Of a window only the tokens that it scores.
+    """
 
-    errors: fp64 [layers, B, 2], for each row |out - reference|^2 and |reference|^2 summed over the chunk.
+    logp: tuple[float, ...] = ()
+    top: tuple[bool, ...] = ()
+    compressed: tuple[bool, ...] = ()
+
+    def __add__(self, other: TextScore) -> TextScore:
+        return TextScore(self.logp + other.logp, self.top + other.top, self.compressed + other.compressed)
+
+    def last(self, n: int) -> TextScore:
+        """The last n tokens."""
+        assert 0 < n <= len(self.logp)
+        return TextScore(self.logp[-n:], self.top[-n:], self.compressed[-n:])
+
+    @property
+    def total(self) -> float:
+        """The log-likelihood."""
+        return sum(self.logp)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token was the most likely one."""
+        return all(self.top)
+
+    @property
+    def scored(self) -> int:
+        """How many tokens there are."""
+        return len(self.logp)
+
+    @property
+    def exercised(self) -> int:
+        """How many of them were predicted from a store that had lost something."""
+        return sum(self.compressed)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Sequence caches after a chunk, its logits [B, L, V], bytes before eviction, and attention-output errors.
+
+    errors: fp64 [layers, B, 2], for each cache |out - reference|^2 and |reference|^2 summed over the chunk.
     """
 
     rows: list[SequenceCache]

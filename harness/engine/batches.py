@@ -1,4 +1,4 @@
-"""Which rows decode together: as many as fit a memory limit, halved when one fails. It knows no record and no score."""
+"""Which requests decode together: as many as fit a memory limit, halved when one fails."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TypeVar
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from harness.errors import UserError
-from harness.kv.memory import predict, solve_budget
+from harness.kv.memory import Budget, predict, solve_budget
 from harness.kv.shape import ModelShape
 from harness.stages.stack import Stack
 
-MOST_ROWS = 48  # beyond this a shared step saves nothing more, and a kill loses more work
+MOST_TOGETHER = 48  # beyond this a shared step saves nothing more, and a kill loses more work
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ def parse_bytes(key: str, value: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Bytes a row will take, from shapes alone: its store at the end of the answer, and what reading one layer needs."""
+    """Bytes a sequence cache will take, from shapes alone: its store at the end, and what reading a layer needs."""
 
     shape: ModelShape
     kv_itemsize: int
@@ -44,10 +44,13 @@ class Forecast:
         """Bytes of the exact context."""
         return self.shape.full_bytes(context, self.kv_itemsize)
 
-    def row(self, stack: Stack, context: int, growth: int) -> int:
-        """Bytes of one row after `growth` tokens more; UserError when its budget is too small for this context."""
-        budget = solve_budget(stack, self.shape, context, self.kv_itemsize)
-        kept = context if budget is None else min(budget, context)
+    def solve(self, stack: Stack, context: int) -> Budget:
+        """The stack's budget for a context of so many tokens; UserError when it is too small."""
+        return Budget(solve_budget(stack, self.shape, context, self.kv_itemsize))
+
+    def cache(self, stack: Stack, budget: Budget, context: int, growth: int, fed: int = 1) -> int:
+        """Bytes of one sequence cache after `growth` tokens more, with the logits of `fed` tokens at once."""
+        kept = context if budget.tokens is None else min(budget.tokens, context)
         growth = min(growth, stack.every) if stack.evicts_steps and kept < context else growth
         held = kept + (max(growth, stack.chunk) if stack.chunked else growth)
         store = predict(stack, self.shape, held, self.kv_itemsize, context + growth)
@@ -56,22 +59,39 @@ class Forecast:
         decoded = max(layer.token_bytes(self.itemsize) for layer in self.shape.layers) * (held + growth)
         if stack.read == "cached":
             store += sum(layer.token_bytes(self.itemsize) for layer in self.shape.layers) * held
-        return store + 2 * decoded + 4 * self.vocabulary
+        return store + 2 * decoded + 4 * self.vocabulary * fed
 
 
-def fill(items: Iterable[Item], size: Callable[[Item, Sequence[Item]], int], limit: int) -> Iterator[list[Item]]:
-    """Waves in the order of the items; size(item, wave) is the bytes that the item adds to the wave so far."""
-    wave: list[Item] = []
+def few(item: Item, batch: Sequence[Item]) -> bool:
+    """Whether a batch has a place for one more."""
+    return len(batch) < MOST_TOGETHER
+
+
+def fill(
+    items: Iterable[Item],
+    size: Callable[[Item, Sequence[Item]], int],
+    limit: int,
+    joins: Callable[[Item, Sequence[Item]], bool] = few,
+) -> Iterator[list[Item]]:
+    """Batches in the order of the items.
+
+    Args:
+        items: read one further than the batch that is yielded, and no more.
+        size: the bytes that an item adds to the batch so far.
+        limit: bytes of a batch; an item that is larger alone has a batch of its own.
+        joins: whether an item may join the batch so far.
+    """
+    batch: list[Item] = []
     used = 0
     for item in items:
-        more = size(item, wave)
-        if wave and (used + more > limit or len(wave) >= MOST_ROWS):
-            yield wave
-            wave, used, more = [], 0, size(item, ())
-        wave.append(item)
+        more = size(item, batch)
+        if batch and (used + more > limit or not joins(item, batch)):
+            yield batch
+            batch, used, more = [], 0, size(item, ())
+        batch.append(item)
         used += more
-    if wave:
-        yield wave
+    if batch:
+        yield batch
 
 
 def one_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""What logits must be before anything is read from them, and distances between their distributions; it knows no model."""
+"""What logits must be before anything is read from them, and distances between their distributions."""
 
 from __future__ import annotations
 

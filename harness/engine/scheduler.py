@@ -1,198 +1,196 @@
-"""Jobs in, results out: one exact prefill per context, a row per job, rows finished in waves under a memory limit.
+"""Requests in, results out: one exact prefill per context, batches under a memory limit, halved where they fail.
 
-Everything is token ids and stacks; it knows no text, no task and no record.
+A request that a rule refuses, or that fails, ends alone; the others go on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from itertools import groupby
-from operator import or_
-from typing import Any
+from typing import Generic
 
-from harness.engine.answers import Ask, Prefix
-from harness.engine.batches import MOST_ROWS, Forecast, run_halving
+from harness.engine.batches import Forecast, fill, run_halving
 from harness.engine.engine import Engine
-from harness.engine.logits import UNSOUND
-from harness.engine.requests import Request, Result, attempt, failed, refused
-from harness.kv.sequence_cache import SequenceCache
-from harness.stages.protocols import Needs
-from harness.stages.stack import Stack
-
-Done = Callable[[list[Result]], Any]
+from harness.engine.executor import Context, Executor
+from harness.engine.question_executors import Answers, Targets
+from harness.engine.requests import Owner, Question, Request, Result, Stream, attempt, failed, refused
+from harness.engine.text_executors import Streams, Windows
+from harness.kv.memory import Budget
 
 
-@dataclass
-class _Waiting:
-    served: Result
-    forecast: int
+@dataclass(frozen=True, kw_only=True)
+class _Sized(Generic[Owner]):
+    """A request with its budget, solved, and the requests that share its context; `ended` is there where it cannot run."""
 
-    @property
-    def rows(self) -> int:
-        return self.served.job.forks
+    request: Request[Owner]
+    context: int  # the number of its context
+    sharers: tuple[Request[Owner], ...]  # all that read the same prefix
+    budget: Budget = Budget(None)  # noqa: RUF009 frozen
+    own: int = 0  # bytes, whatever shares its batch
+    ended: Result[Owner] | None = None
 
 
 class Scheduler:
-    """Serves jobs through an engine; jobs on one context must stand together to share its prefill.
+    """Runs requests through an engine; those on one context must be neighbours to share its prefill.
 
-    views: whether decoded copies of the stores may take what a wave leaves of the memory limit.
+    views: whether decoded copies of the stores may take what a batch leaves of the memory limit.
     """
 
     def __init__(self, engine: Engine, memory_limit: int, *, views: bool = True) -> None:
         self.engine, self.limit, self.views = engine, memory_limit, views
-        text = engine.model.config.get_text_config()
         self.forecast = Forecast(
             shape=engine.shape,
             kv_itemsize=engine.kv_dtype.itemsize,
             itemsize=engine.model.dtype.itemsize,
-            vocabulary=text.vocab_size,
+            vocabulary=engine.model.config.get_text_config().vocab_size,
         )
+        kinds = (Answers, Targets, Streams, Windows)
+        self.answers, self.targets, self.streams, self.windows = (kind(engine, self.forecast) for kind in kinds)
 
-    def serve(self, jobs: Iterable[Request], done: Done) -> None:
-        """Run all jobs; `done` gets the results of every wave as soon as it ends, and refusals at once."""
-        waiting: list[_Waiting] = []
-        for (ids, _), same in groupby(jobs, key=lambda job: (job.prefix, self._length(job))):
-            self._context(ids, list(same), waiting, done)
-        self._flush(waiting, done)
+    def run(self, requests: Iterable[Request[Owner]]) -> Iterator[list[Result[Owner]]]:
+        """The results of every batch as soon as it ends; nothing of the next one starts before they are taken.
 
-    def _length(self, job: Request) -> int:
-        """Where the model's rotation depends on it, jobs of different lengths cannot share a context; else 0 for all."""
-        return job.length if self.engine.rotary is not None else 0
-
-    def _context(self, ids: Sequence[int], jobs: list[Request], waiting: list[_Waiting], done: Done) -> None:
-        """One exact prefill, then a row for every job; rows wait until their wave is full."""
-        self._chunked(ids, [job for job in jobs if job.stack.chunked], waiting, done)
-        jobs = [job for job in jobs if not job.stack.chunked]
-        base = self.forecast.prefix(len(ids))
-        prefix: Prefix | None = None
-        for job in jobs:
-            size = attempt(job, lambda job=job: self._size(job, len(ids), base))  # type: ignore[misc]
-            if isinstance(size, Result):
-                done([size])
-                continue
-            if waiting and (base + size + sum(w.forecast for w in waiting) > self.limit or _full(waiting, job)):
-                self._flush(waiting, done, base if prefix else 0)
-            if prefix is None:
-                read = attempt(job, lambda: self._prefill(ids, jobs))
-                if isinstance(read, Result):
-                    done([replace(read, job=one) for one in jobs[jobs.index(job) :]])
-                    return
-                prefix = read
-            served = attempt(job, lambda job=job, prefix=prefix: self._row(job, prefix))  # type: ignore[misc]
-            if served.row is None:
-                done([served])
-                continue
-            # A row that aliases the prefix keeps it alive until its wave is done.
-            waiting.append(_Waiting(served, size if job.stack.compresses else size + served.context.total))
-
-    def _prefill(self, ids: Sequence[int], jobs: Sequence[Request]) -> Prefix:
-        needs, length = needs_of(job.stack for job in jobs), self._length(jobs[0])
-        return self.engine.prefill(ids, needs, length) if length else self.engine.prefill(ids, needs)
-
-    def _chunked(self, ids: Sequence[int], jobs: Sequence[Request], waiting: list[_Waiting], done: Done) -> None:
-        """Rows that read the context in chunks, in lockstep: memory is bounded by their budgets from the first token on."""
-        ready: list[_Waiting] = []
-
-        def read_all() -> None:
-            rows = run_halving(lambda wave: self._read(ids, wave), [one.served for one in ready], failed, refused)
-            done([served for served in rows if served.status != "ok"])
-            for one, served in zip(ready, rows, strict=True):
-                if served.status == "ok":
-                    waiting.append(_Waiting(served, one.forecast))
-            ready.clear()
-
-        for job in jobs:
-            size = attempt(job, lambda job=job: self._size(job, len(ids), 0))  # type: ignore[misc]
-            if isinstance(size, Result):
-                done([size])
-                continue
-            row = attempt(job, lambda job=job: self.engine.start(job.stack, len(ids), job.seed, job.length))  # type: ignore[misc]
-            if isinstance(row, Result):
-                done([row])
-                continue
-            used = sum(one.forecast for one in [*waiting, *ready])
-            if used + size > self.limit or _full([*waiting, *ready], job):
-                read_all()
-                self._flush(waiting, done)
-            ready.append(_Waiting(Result(job=job, row=row), size))
-        if ready:
-            read_all()
-
-    def _read(self, ids: Sequence[int], wave: Sequence[Result]) -> list[Result]:
-        start = time.perf_counter()
-        rows = self.engine.read_chunked(ids, [_row(served) for served in wave])
-        timings = {"prefill_s": time.perf_counter() - start, "compress_s": 0.0}
-        return [
-            replace(served, row=row, context=row.bytes(), peak_prefill=peak, timings=timings)
-            for served, (row, peak) in zip(wave, rows, strict=True)
-        ]
-
-    def _size(self, job: Request, context: int, base: int) -> int:
-        """Bytes that a job adds to a wave: those of a row for every target, for each is scored on a fork of its own.
-
-        Raises UserError where the model or the context does not allow it, MemoryError where it can never fit.
+        Requests are read as they are needed, one context further than the batch that runs.
         """
-        self.engine.check_length(job.length)
-        size = job.forks * self.forecast.row(job.stack, context, job.growth)
-        size += 4 * self.forecast.vocabulary * sum(len(job.held) + len(target) for target in job.targets)  # every logit
-        if base + size > self.limit:
-            raise MemoryError(f"memory_limit={self.limit} is too small: this example alone needs {base + size} bytes")
-        return size
+        starter: _Starter[Owner] = _Starter(self)
+        for batch in fill(self._sized(requests), self._added, self.limit, self._joins):
+            yield from self._batch(batch, starter)
 
-    def _row(self, job: Request, prefix: Prefix) -> Result:
-        start = time.perf_counter()
-        row = self.engine.compress(prefix, job.stack, job.seed)
-        timings = {"prefill_s": prefix.seconds, "compress_s": time.perf_counter() - start}
-        context = row.bytes()
-        peak = prefix.nbytes(job.stack.needs) + (context.total if job.stack.compresses else 0)
-        return Result(job=job, row=row, context=context, peak_prefill=peak, timings=timings)
+    def _batch(self, batch: Sequence[_Sized[Owner]], starter: _Starter[Owner]) -> Iterator[list[Result[Owner]]]:
+        started = [one for _, same in groupby(batch, key=lambda one: one.context) for one in starter.start(list(same))]
+        if ended := [one for one in started if one.status != "ok"]:
+            yield ended
+        going = [sized for sized, one in zip(batch, started, strict=True) if one.status == "ok"]
+        views = max(self.limit - starter.held - self._taken(going), 0) if self.views else 0
+        for executor in (self.answers, self.targets, self.streams, self.windows):
+            if mine := [one for one in started if one.status == "ok" and self.executor(one.request) is executor]:
+                yield run_halving(partial(executor.run, views=views), mine, failed, refused)
 
-    def _flush(self, waiting: list[_Waiting], done: Done, held: int = 0) -> None:
-        """Finish all that wait; held: bytes of what stays meanwhile, a prefix. Decoded views get what they leave free."""
-        rows = [w.served for w in waiting]
-        room = max(self.limit - held - sum(w.forecast for w in waiting), 0) if self.views else 0
-        waiting.clear()
-        for wanted in (True, False):  # rows that generate step together, rows that score are fed once
-            wave = [s for s in rows if (not s.job.targets) == wanted]
-            if wave:
-                step = partial(self._generate, room=room) if wanted else self._score
-                done(run_halving(step, wave, failed, refused))
+    def executor(self, request: Request[Owner]) -> Executor:
+        """What runs this kind of request."""
+        if isinstance(request, Question):
+            return self.targets if request.targets else self.answers
+        return self.streams if isinstance(request, Stream) else self.windows
 
-    def _generate(self, wave: Sequence[Result], room: int) -> list[Result]:
-        asks = [Ask(row=_row(s), held=s.job.held, max_new=s.job.max_new, stop=s.job.stop) for s in wave]
-        answers = self.engine.answer(asks, room)
+    def size(self, request: Request[Owner]) -> tuple[Budget, int]:
+        """The budget of a request and the bytes that it takes.
+
+        Raises:
+            UserError: the model or the context does not allow it.
+            MemoryError: it can never fit.
+        """
+        self.engine.check_length(request.length)
+        executor = self.executor(request)
+        budget = executor.budget(request)
+        own = executor.own(request, budget)
+        alone = own + executor.base(request)
+        if alone > self.limit:
+            raise MemoryError(f"memory_limit={self.limit} is too small: this example alone needs {alone} bytes")
+        return budget, own
+
+    def _sized(self, requests: Iterable[Request[Owner]]) -> Iterator[_Sized[Owner]]:
+        """Requests in order, but those of a context that need no exact prefix before the others."""
+        for number, (_, group) in enumerate(groupby(requests, key=self._shared)):
+            same = sorted(group, key=self.needs_prefix)
+            sharers = tuple(one for one in same if self.needs_prefix(one))
+            for request in same:
+                found = attempt(request, partial(self.size, request))
+                if isinstance(found, Result):
+                    yield _Sized(request=request, context=number, sharers=sharers, ended=found)
+                else:
+                    yield _Sized(request=request, context=number, sharers=sharers, budget=found[0], own=found[1])
+
+    def needs_prefix(self, request: Request[Owner]) -> bool:
+        """Whether the exact context is read for a request: not where its stack reads it in chunks."""
+        return self.executor(request).exact or not request.stack.chunked
+
+    def _shared(self, request: Request[Owner]) -> tuple[tuple[int, ...], int, bool]:
+        """What neighbours must have in common to share what is read; where the rotation depends on the length, that too."""
+        executor = self.executor(request)
+        return request.shared, executor.rotation(request), executor.exact
+
+    def _added(self, one: _Sized[Owner], batch: Sequence[_Sized[Owner]]) -> int:
+        """Bytes that a request adds: its own, and its exact context instead of the one before."""
+        if one.ended:
+            return 0
+        going = [other for other in batch if not other.ended]
+        executor = self.executor(one.request)
+        more = one.own + executor.base(one.request) + executor.beside(one.request, [other.request for other in going])
+        if going:
+            last = going[-1].request
+            more += self.executor(last).kept(last) - self.executor(last).base(last)
+        return more
+
+    def _taken(self, batch: Sequence[_Sized[Owner]]) -> int:
+        """Bytes that started requests take, a context that requests still start from not among them."""
+        total = 0
+        for at, one in enumerate(batch):
+            executor = self.executor(one.request)
+            beside = executor.beside(one.request, [other.request for other in batch[:at]])
+            total += one.own + beside + executor.kept(one.request)
+        return total
+
+    def _joins(self, one: _Sized[Owner], batch: Sequence[_Sized[Owner]]) -> bool:
+        return self.executor(one.request).joins(one.request, [other.request for other in batch])
+
+
+class _Starter(Generic[Owner]):
+    """Starts requests on their contexts. The context that was read last stays in memory until its last request has started,
+    so that it is read once for all arms, even where they are more than a batch. held: its bytes.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler, self.held = scheduler, 0
+        self._number = -1
+        self._context: Context | Result[Owner] | None = None
+
+    def start(self, batch: Sequence[_Sized[Owner]]) -> list[Result[Owner]]:
+        """Requests on one context, started, or ended where they cannot be."""
+        chunked = [not one.ended and not self.scheduler.needs_prefix(one.request) for one in batch]
+        read = iter(self._in_chunks([one for one, apart in zip(batch, chunked, strict=True) if apart]))
+        started = [next(read) if apart else self._one(one) for one, apart in zip(batch, chunked, strict=True)]
+        last = batch[-1]
+        if not last.sharers or last.request is last.sharers[-1]:
+            self._context, self.held = None, 0
+        return started
+
+    def _one(self, one: _Sized[Owner]) -> Result[Owner]:
+        if one.ended:
+            return one.ended
+        executor = self.scheduler.executor(one.request)
+        context = self._read(one, executor)
+        if isinstance(context, Result):
+            return replace(context, request=one.request)
+        return attempt(one.request, lambda: executor.start(one.request, one.budget, context))
+
+    def _read(self, one: _Sized[Owner], executor: Executor) -> Context | Result[Owner]:
+        """The exact context, or what became of reading it."""
+        if self._number != one.context or self._context is None:
+            self._context = None  # the one before goes first
+            self._number, self.held = one.context, executor.base(one.request)
+            self._context = attempt(one.request, lambda: executor.read(one.sharers))
+        return self._context
+
+    def _in_chunks(self, batch: Sequence[_Sized[Owner]]) -> list[Result[Owner]]:
+        """Requests that read their context in chunks, in lockstep: memory is bounded by their budgets from the first token."""
+        begun = [attempt(one.request, partial(self._empty, one)) for one in batch]
+        fine = [one for one in begun if one.status == "ok"]
+        read = iter(run_halving(self._chunks, fine, failed, refused) if fine else [])
+        return [next(read) if one.status == "ok" else one for one in begun]
+
+    def _empty(self, one: _Sized[Owner]) -> Result[Owner]:
+        asked = one.request
+        cache = self.scheduler.engine.start(asked.stack, len(asked.prefix), asked.seed, asked.length, one.budget)
+        return Result(request=asked, row=cache)
+
+    def _chunks(self, batch: Sequence[Result[Owner]]) -> list[Result[Owner]]:
+        begin = time.perf_counter()
+        found = self.scheduler.engine.read_chunked(batch[0].request.prefix, [one.start for one in batch])
+        timings = {"prefill_s": time.perf_counter() - begin, "compress_s": 0.0}
         return [
-            replace(s, answer=a, timings={**s.timings, "wave_s": a.seconds, "wave_rows": float(len(wave))})
-            if a.stop_reason != "unsound"
-            else failed(s, UNSOUND, "")
-            for s, a in zip(wave, answers, strict=True)
+            replace(one, row=cache, context=cache.bytes(), peak_prefill=peak, timings=timings)
+            for one, (cache, peak) in zip(batch, found, strict=True)
         ]
-
-    def _score(self, wave: Sequence[Result]) -> list[Result]:
-        start = time.perf_counter()
-        forks = [(_row(s), s.job.held, target) for s in wave for target in s.job.targets]
-        scored = iter(self.engine.score(*map(list, zip(*forks, strict=True))))  # type: ignore[arg-type]
-        results = [tuple(next(scored) for _ in s.job.targets) for s in wave]
-        timings = {"wave_s": time.perf_counter() - start, "wave_rows": float(len(forks))}
-        return [
-            replace(s, scored=r, timings=s.timings | timings) if all(one.sound for one in r) else failed(s, UNSOUND, "")
-            for s, r in zip(wave, results, strict=True)
-        ]
-
-
-def _row(served: Result) -> SequenceCache:
-    assert served.row is not None
-    return served.row
-
-
-def _full(waiting: Sequence[_Waiting], job: Request) -> bool:
-    """Whether a wave has no place for another job's rows."""
-    return bool(waiting) and sum(one.rows for one in waiting) + job.forks > MOST_ROWS
-
-
-def needs_of(stacks: Iterable[Stack]) -> Needs:
-    """What one prefill must record for all of these stacks."""
-    return reduce(or_, (stack.needs for stack in stacks), Needs())

@@ -1,14 +1,10 @@
-"""Reads token streams through many stacks in lockstep: every document's tokens go to all of its rows, chunk by chunk.
-
-It knows no text and no record.
-"""
+"""Reads token streams through many stacks in lockstep: every document's tokens go to all of its caches, chunk by chunk."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +15,7 @@ from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
 from harness.engine.heap import give_back
 from harness.engine.logits import divergence, sound
+from harness.kv.memory import Budget
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.stack import Stack
 from harness.types import Bytes
@@ -30,13 +27,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One document under one stack; `reference` is the index of the wave's reading to compare distributions with."""
+    """One document under one stack; `reference` is the index of the reading beside it to compare distributions with."""
 
     ids: tuple[int, ...]
     row: SequenceCache  # what the stream starts from: empty, or the compressed context
     reference: int
-    tag: Any = None
-    context_peak: int = 0  # bytes while the context was read and compressed
 
 
 @dataclass
@@ -64,8 +59,8 @@ class Read:
 
     def curve(self, name: str) -> Floats:
         """A token-by-token series as numbers."""
-        parts: list[Tensor] = getattr(self, name)
-        return torch.cat(parts).float().cpu().numpy() if parts else np.zeros(0, np.float32)
+        chunks: list[Tensor] = getattr(self, name)
+        return torch.cat(chunks).float().cpu().numpy() if chunks else np.zeros(0, np.float32)
 
     @property
     def compressed_share(self) -> float:
@@ -83,37 +78,39 @@ class Read:
         return self.full_byte_tokens / max(self.tokens, 1)
 
 
-def context_row(engine: Engine, prefix: Prefix, ids: Sequence[int], stack: Stack, seed: int) -> tuple[SequenceCache, int]:
+def context_cache(
+    engine: Engine, prefix: Prefix, ids: Sequence[int], stack: Stack, seed: int, solved: Budget | None = None
+) -> tuple[SequenceCache, int]:
     """A context under a stack and its peak bytes: the exact prefix compressed, or `ids` read in chunks where it wants that.
 
-    UserError where the stack is not possible.
+    solved: the budget, where it is known. UserError where the stack is not possible.
     """
     if stack.chunked:
-        return engine.read_chunked(ids, [engine.start(stack, len(ids), seed, prefix.row.length or 0)])[0]
-    row = engine.compress(prefix, stack, seed)
-    return row, prefix.nbytes(stack.needs) + (row.bytes().total if stack.compresses else 0)
+        return engine.read_chunked(ids, [engine.start(stack, len(ids), seed, prefix.row.length or 0, solved)])[0]
+    cache = engine.compress(prefix, stack, seed, solved)
+    return cache, prefix.nbytes(stack.needs) + (cache.bytes().total if stack.compresses else 0)
 
 
-def read(engine: Engine, wave: Sequence[Reading], chunk: int, views: int = 0) -> list[Read]:
-    """Read all documents of a wave to their ends; ids beyond what a row has seen are fed, each predicting the next.
+def read(engine: Engine, readings: Sequence[Reading], chunk: int, views: int = 0) -> list[Read]:
+    """Read all documents to their ends; ids beyond what a cache has seen are fed, each predicting the next.
 
     views: bytes that decoded copies of the stores may take between steps; they change no bit.
     """
-    out = [Read(reading.row, peak=reading.row.bytes().total) for reading in wave]
+    out = [Read(reading.row, peak=reading.row.bytes().total) for reading in readings]
     start, steps, batch = time.perf_counter(), 0, engine.batch(views)
-    while live := [i for i, reading in enumerate(wave) if out[i].row.seen < len(reading.ids) - 1]:
-        each = [_next(wave[i], one.row.seen, chunk) for i, one in enumerate(out)]
+    while live := [i for i, reading in enumerate(readings) if out[i].row.seen < len(reading.ids) - 1]:
+        each = [_next(readings[i], one.row.seen, chunk) for i, one in enumerate(out)]
         live = batch.form(live, [one.row for one in out], [len(fed) for fed, _ in each])
         chunks = [each[i] for i in live]
         where = {i: b for b, i in enumerate(live)}
-        references = [where[wave[i].reference] for i in live]
+        references = [where[readings[i].reference] for i in live]
         step = engine.read([out[i].row for i in live], [fed for fed, _ in chunks], references, batch)
         for b, i in enumerate(live):
             fed, targets = chunks[b]
             out[i].compressed += len(targets) * (out[i].row.touched() > 0)
             _record(out[i], step.rows[b], step.grown_bytes[b], len(fed), engine)
             logits_LV = step.logits_BLV[b, : len(fed)]
-            _score(out[i], logits_LV, step.logits_BLV[where[wave[i].reference], : len(fed)], targets)
+            _score(out[i], logits_LV, step.logits_BLV[where[readings[i].reference], : len(fed)], targets)
             out[i].errors = out[i].errors + step.errors[:, b]
         steps += 1
         if steps % TRIM_EVERY == 0:
@@ -128,11 +125,11 @@ def _next(reading: Reading, seen: int, chunk: int) -> tuple[tuple[int, ...], tup
     return reading.ids[seen:stop], reading.ids[seen + 1 : stop + 1]
 
 
-def _record(out: Read, row: SequenceCache, grown: int, fed: int, engine: Engine) -> None:
-    out.row = row
-    held = row.bytes()
+def _record(out: Read, cache: SequenceCache, grown: int, fed: int, engine: Engine) -> None:
+    out.row = cache
+    held = cache.bytes()
     out.byte_tokens += held.total * fed
-    out.full_byte_tokens += engine.shape.full_bytes(row.seen, engine.kv_dtype.itemsize) * fed
+    out.full_byte_tokens += engine.shape.full_bytes(cache.seen, engine.kv_dtype.itemsize) * fed
     out.tokens += fed
     out.peak = max(out.peak, grown)
     if held.total >= out.most.total:

@@ -1,4 +1,4 @@
-"""A time limit on what an engine does at once, checked before every layer of every forward; it knows no record.
+"""A time limit on what an engine does at once, checked before every layer of every forward.
 
 Nothing is interrupted from outside: no signal, no thread. So a limit holds wherever the model runs (any launcher, any
 thread), and code that never comes back to the model, such as a scorer that waits for ever, is only noticed afterwards.
@@ -17,13 +17,14 @@ from transformers import PreTrainedModel
 from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
 from harness.engine.engine import Engine
 from harness.kv.batch_views import Batch
+from harness.kv.memory import Budget
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
 
 class TimeLimitError(RuntimeError):
-    """A prefill or a wave took longer than allowed; a wave is then halved, so that only rows slow by themselves fail."""
+    """A prefill or a batch took longer than allowed; a batch is then halved, so that only requests slow by themselves fail."""
 
 
 class TimedEngine(Engine):
@@ -61,29 +62,29 @@ class TimedEngine(Engine):
         with self.limit():
             return super().prefill(ids, needs, length)
 
-    def compress(self, prefix: Prefix, stack: Stack, seed: int = 0) -> SequenceCache:
+    def compress(self, prefix: Prefix, stack: Stack, seed: int = 0, solved: Budget | None = None) -> SequenceCache:
         with self.limit():
-            return super().compress(prefix, stack, seed)
+            return super().compress(prefix, stack, seed, solved)
 
     def score(
-        self, rows: Sequence[SequenceCache], held: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+        self, caches: Sequence[SequenceCache], held: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[Scored]:
         with self.limit():
-            return super().score(rows, held, targets)
+            return super().score(caches, held, targets)
 
     def read(
         self,
-        rows: Sequence[SequenceCache],
+        caches: Sequence[SequenceCache],
         ids: Sequence[Sequence[int]],
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
     ) -> Step:
         with self.limit():
-            return super().read(rows, ids, reference, batch)
+            return super().read(caches, ids, reference, batch)
 
-    def read_chunked(self, ids: Sequence[int], rows: Sequence[SequenceCache]) -> list[tuple[SequenceCache, int]]:
+    def read_chunked(self, ids: Sequence[int], caches: Sequence[SequenceCache]) -> list[tuple[SequenceCache, int]]:
         with self.limit():
-            return super().read_chunked(ids, rows)
+            return super().read_chunked(ids, caches)
 
     def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
         with self.limit():

@@ -1,4 +1,4 @@
-"""From a resolved configuration to a loaded model, its task, its examples and a runner; it writes nothing and runs nothing."""
+"""From a resolved configuration to a loaded model, its task, its examples and a runner; nothing runs yet."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from harness.configure.arms import Arm
 from harness.configure.options import Options
 from harness.engine.batches import one_line
 from harness.engine.engine import Engine
+from harness.engine.scheduler import Scheduler
 from harness.engine.time_limit import TimedEngine
 from harness.errors import UserError, require
+from harness.evaluation.evaluate import Runner, evaluate
 from harness.evaluation.lm_eval_runner import LmEvalRunner
-from harness.evaluation.question_runner import Runner
-from harness.evaluation.recorder import Planned, Setup, samples_of
+from harness.evaluation.planned import Planned, Setup, samples_of
+from harness.evaluation.question_runner import QuestionRunner
+from harness.evaluation.record_maker import RecordMaker
+from harness.evaluation.recorder import Recorder
 from harness.evaluation.stream_runner import StreamRunner
 from harness.files.paths import user_path
 from harness.kv.attention import NAME
@@ -33,9 +37,8 @@ from harness.records import keys as identity
 from harness.records.store import Store
 from harness.types import Corpus, Example, Task
 
-RUNNERS: dict[str, Any] = {"question": Runner, "stream": StreamRunner, "lm_eval": LmEvalRunner}
 NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit", "decoded_views")
-Build = Callable[[Any, str], Any]  # from a part's configuration and its name, which a refusal starts with
+Build = Callable[[Any, str], Any]  # from the configuration of a model, a task, ... and its name, which a refusal starts with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +52,29 @@ class Bench:
     task: Task
     corpus: Corpus | None
     setup: Setup
-    cells: tuple[Arm, ...]  # their codecs calibrated
+    arms: tuple[Arm, ...]  # their codecs calibrated
     drawn: dict[int, list[Example]] = field(default_factory=dict)  # of every seed asked for, drawn once
 
-    def runner(self, store: Store[Planned]) -> Any:
-        """What makes the records of this task: `works(examples, cells, seed)`, `run(works)` and `recorder(works)`."""
-        return RUNNERS[_kind(self.task)](self.lm, self.engine, self.task, store, self.setup)
+    def runner(self, store: Store[Planned]) -> Runner:
+        """What this kind of task adds to the loop."""
+        kind, task = _kind(self.task), self.task
+        if kind == "question":
+            return QuestionRunner(self.lm, task, self.setup)
+        own: Any = task  # one of the tasks that name their runner
+        if kind == "stream":
+            return StreamRunner(self.lm, own, self.setup, store)
+        return LmEvalRunner(self.lm, own, self.setup, store)
 
-    def works(self, runner: Any) -> list[Planned]:
+    def run(self, store: Store[Planned], runner: Runner, planned: Sequence[Planned]) -> list[str]:
+        """Make what is missing of these records, a line for each failure."""
+        scheduler = Scheduler(self.engine, self.setup.memory_limit, views=self.setup.views)
+        return evaluate(runner, scheduler, self.recorder(store, planned))
+
+    def recorder(self, store: Store[Planned], planned: Sequence[Planned]) -> Recorder:
+        """What writes these records."""
+        return Recorder(RecordMaker(self.task, self.setup), store, planned)
+
+    def planned(self, runner: Runner) -> list[Planned]:
         """All records asked for. A prompt that several seeds give is asked once.
 
         Raises:
@@ -66,11 +84,11 @@ class Bench:
         prompts: set[str] = set()
         for seed in self.options.seeds:
             examples = self.examples(seed)[: self.options.limit]
-            works = runner.works(examples, self.cells, seed)
-            new = [work for work in works if work.prompt.sha256 not in prompts] if prompts else works
+            planned = runner.pending(examples, self.arms, seed)
+            new = [one for one in planned if one.prompt.sha256 not in prompts] if prompts else planned
             if not new:
                 raise UserError(f"seed={seed} gives no new examples: task={self.task.name} asks the same whatever the seed")
-            prompts |= {work.prompt.sha256 for work in works}
+            prompts |= {one.prompt.sha256 for one in planned}
             found += new
         return found
 
@@ -87,26 +105,26 @@ class Bench:
         self.drawn[seed] = examples
         return examples
 
-    def manifest(self, cells: Sequence[Arm]) -> dict[str, Any]:
+    def manifest(self, arms: Sequence[Arm]) -> dict[str, Any]:
         """What an invocation was, and the digests of all examples there are, whatever the limit."""
         corpus = self.corpus
         about = {} if corpus is None else {"name": corpus.name, "licence": corpus.licence, "sha256": corpus.digest}
-        told = identity.manifest(self.config, self.lm.identity, about, [cell.name for cell in cells])
-        return told | {"samples": samples_of(self.setup.identity, {seed: self.examples(seed) for seed in self.options.seeds})}
+        known = identity.manifest(self.config, self.lm.identity, about, [arm.name for arm in arms])
+        return known | {"samples": samples_of(self.setup.identity, {seed: self.examples(seed) for seed in self.options.seeds})}
 
 
-def assemble(config: Mapping[str, Any], cells: Sequence[Arm], *, weights: bool = True, build: Build = typed.build) -> Bench:
+def assemble(config: Mapping[str, Any], arms: Sequence[Arm], *, weights: bool = True, build: Build = typed.build) -> Bench:
     """Build and load everything a configuration names; UserError before any model loads where possible.
 
-    Without weights the bench knows every record it would make, and can make none. `build` makes the parts: by default
+    Without weights the bench knows every record it would make, and can make none. `build` makes what is named: by default
     whatever they name, which is for configurations that the user typed; of a run folder `trusted.Builder`.
     """
     options, spec, task = outlined(config, build)
     corpus: Corpus | None = build(config["corpus"], "corpus") if getattr(task, "needs_corpus", True) else None
     if weights:
         spec.check()
-    _check_heads(cells, spec)
-    _check_calibration(cells)
+    _check_heads(arms, spec)
+    _check_calibration(arms)
     reproducible(options.seeds[0])
 
     lm = load(spec, NAME) if weights else outline(spec, NAME)
@@ -115,7 +133,7 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Arm], *, weights: bool =
         if options.time_limit is None
         else TimedEngine(lm.model, lm.kv_dtype, lm.eos_ids, options.time_limit, invariant=options.batch_invariant)
     )
-    shared = {k: v for k, v in config.items() if k not in ("compress", "stacks")}  # a stack's own code is in its cells' keys
+    shared = {k: v for k, v in config.items() if k not in ("compress", "stacks")}  # a stack's own code is in its arms' digests
     setup = Setup(
         run_id=run_id(spec, task, config),
         model=spec.name,
@@ -132,37 +150,37 @@ def assemble(config: Mapping[str, Any], cells: Sequence[Arm], *, weights: bool =
         progress=options.progress,
         views=options.decoded_views == "auto",
     )
-    ready = tuple(_calibrated(cell, engine, lm) for cell in cells)
-    return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, cells=ready)
+    ready = tuple(_calibrated(arm, engine, lm) for arm in arms)
+    return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, arms=ready)
 
 
-def _check_calibration(cells: Sequence[Arm]) -> None:
+def _check_calibration(arms: Sequence[Arm]) -> None:
     """Calibration text that cannot be had ends the run before the model loads."""
-    for cell in cells:
-        for wanted in (cell.stack.keys.calibration, cell.stack.values.calibration):
+    for arm in arms:
+        for wanted in (arm.stack.keys.calibration, arm.stack.values.calibration):
             if wanted is not None:
                 wanted.corpus.documents()
 
 
-def _calibrated(cell: Arm, engine: Engine, lm: LM) -> Arm:
-    """A cell whose codecs have their limits; the digest of their table joins its configuration, and so the record's key.
+def _calibrated(arm: Arm, engine: Engine, lm: LM) -> Arm:
+    """An arm whose codecs have their limits; the digest of their table joins its configuration, and so the record's key.
 
     Where measuring them fails, for want of time or memory, its records fail, and no other's.
     """
     try:
-        stack = calibrated(cell.stack, engine, lm)
+        stack = calibrated(arm.stack, engine, lm)
     except UserError:
         raise
     except Exception as error:
-        return replace(cell, failure=(f"calibration: {one_line(error)}", traceback.format_exc()))
-    if stack is cell.stack:
-        return cell
-    config = copy.deepcopy(cell.config)
+        return replace(arm, failure=(f"calibration: {one_line(error)}", traceback.format_exc()))
+    if stack is arm.stack:
+        return arm
+    config = copy.deepcopy(arm.config)
     for role in ROLES:
         about: Any = getattr(stack, role).info().get("calibration")
         if about and config[role].get("calibration"):
             config[role]["calibration"]["table"] = about["table"]
-    return replace(cell, stack=stack, config=config)
+    return replace(arm, stack=stack, config=config)
 
 
 def reproducible(seed: int) -> None:
@@ -205,16 +223,17 @@ def run_id(spec: ModelSpec, task: Task, config: Mapping[str, Any]) -> str:
 
 
 def _kind(task: Task) -> str:
+    """question, stream or lm_eval."""
     return str(getattr(task, "runner", "question"))
 
 
 def _check_heads(found: Sequence[Arm], spec: ModelSpec) -> None:
     """Group sizes against head dims, from the model's config alone."""
     shape = shape_of(spec.config())
-    for cell in found:
+    for arm in found:
         for layer in {(layer.d_key, layer.d_value) for layer in shape.layers}:
-            for role, codec, dim in (("keys", cell.stack.keys, layer[0]), ("values", cell.stack.values, layer[1])):
+            for role, codec, dim in (("keys", arm.stack.keys, layer[0]), ("values", arm.stack.values, layer[1])):
                 try:
                     codec.check(dim)
                 except UserError as error:
-                    raise UserError(f"stack {cell.label!r}, {role}: {error}") from None
+                    raise UserError(f"stack {arm.label!r}, {role}: {error}") from None

@@ -1,70 +1,60 @@
-"""Runs a task's questions through all cells and records the answers. It draws nothing and knows no storage format.
-
-What is already in the store is not done again.
-"""
+"""Tasks of questions: an answer, or the likeliest of several choices, on every example under every arm."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from harness.configure.arms import Arm
-from harness.engine.batches import one_line
-from harness.engine.engine import Engine
-from harness.engine.requests import Request, Result, lot
-from harness.engine.scheduler import Scheduler
-from harness.evaluation.recorder import Planned, Recorder, Setup, works_of
+from harness.engine.answers import Answer, Scored
+from harness.engine.requests import Question, Request, Result, draw_seed
+from harness.evaluation.planned import Planned, Setup, plan
+from harness.evaluation.record_maker import RecordMaker
 from harness.models.load import LM
-from harness.records.store import Store
 from harness.types import Example, Record, Score, Task
 
 
-class Runner:
-    """Makes the missing records of a run."""
+class QuestionRunner:
+    """Makes the records of a task of questions."""
 
-    def __init__(self, lm: LM, engine: Engine, task: Task, store: Store[Planned], setup: Setup) -> None:
-        self.lm, self.task, self.store, self.setup = lm, task, store, setup
-        self.server = Scheduler(engine, setup.memory_limit, views=setup.views)
+    def __init__(self, lm: LM, task: Task, setup: Setup) -> None:
+        self.lm, self.task, self.setup = lm, task, setup
+        self.maker = RecordMaker(task, setup)
 
-    def works(self, examples: Sequence[Example], cells: Sequence[Arm], seed: int) -> list[Planned]:
-        """The records that all examples under all cells are."""
+    def pending(self, examples: Sequence[Example], arms: Sequence[Arm], seed: int) -> list[Planned]:
+        """The records that all examples under all arms are."""
         tokens, chat = self.lm.tokens, self.task.chat
         prompts = [(e, tokens.prompt(e.context, e.question, e.answer_prefix, chat=chat)) for e in examples]
-        return works_of(self.setup, self.task, prompts, cells, seed)
+        return plan(self.setup, self.task, prompts, arms, seed, self._shared)
 
-    def recorder(self, works: Sequence[Planned]) -> Recorder:
-        """What writes these records."""
-        return Recorder(self.task, self.store, self.setup, works, self._told)
-
-    def _told(self, work: Planned) -> dict[str, Any]:
+    def _shared(self, example: Example) -> dict[str, object]:
         """How the answer is chosen; choices are scored as they are."""
-        return {} if work.example.choices else {"decoding": self.lm.decoding}
+        return {} if example.choices else {"decoding": self.lm.decoding}
 
-    def run(self, works: Sequence[Planned]) -> list[str]:
-        """Make what is missing, a line for each failure; a wave's records are on disk before the next one starts."""
-        with self.recorder(works) as recorder:
+    def requests(self, planned: Iterable[Planned]) -> Iterator[Request[Planned]]:
+        """One request a record."""
+        for one in planned:
+            example = one.example
+            first, held = one.prompt.split(self.task.query_aware)
+            yield Question(
+                owner=one,
+                prefix=first,
+                held=held,
+                stack=one.arm.stack,
+                max_new=example.max_new_tokens,
+                stop=self._stop(example),
+                targets=tuple(tuple(self.lm.tokens.encode(choice)) for choice in example.choices),
+                seed=draw_seed(first),
+            )
 
-            def done(served: list[Result]) -> None:
-                recorder.write([self._finish(recorder, one) for one in served])
+    def record(self, planned: Planned, results: Sequence[Result[Planned]]) -> Record:
+        """The record of an answer, or of the choice that is the most likely one."""
+        (result,) = results
+        example = planned.example
+        fields = self._answered(example, result.answer) if result.answer else self._chosen(example, result.scored)
+        return self.maker.record(planned, **self.maker.measured(result), **fields)
 
-            for free in recorder.rounds():
-                self.server.serve(map(self._job, free), done)
-            return recorder.failures
-
-    def _job(self, work: Planned) -> Request:
-        example = work.example
-        first, held = work.prompt.split(self.task.query_aware)
-        return Request(
-            prefix=first,
-            held=held,
-            stack=work.cell.stack,
-            max_new=example.max_new_tokens,
-            stop=self._stop(example),
-            targets=tuple(tuple(self.lm.tokens.encode(choice)) for choice in example.choices),
-            seed=lot(first),
-            tag=work,
-        )
+    def finish(self, planned: Sequence[Planned]) -> None:
+        """Records are all there is."""
 
     def _stop(self, example: Example) -> Callable[[Sequence[int]], bool]:
         if not example.stop:
@@ -78,27 +68,16 @@ class Runner:
         found = [at for s in stop if (at := text.find(s, blank)) >= 0]
         return (text[: min(found)], True) if found else (text, False)
 
-    def _finish(self, recorder: Recorder, served: Result) -> Record:
-        work: Planned = served.job.tag
-        if served.status != "ok":
-            return recorder.unserved(work, served)
-        try:
-            fields = self._answered(work.example, served) if served.answer else self._chosen(work.example, served)
-        except Exception as error:  # a task's own mistake is one record's failure
-            return recorder.failed(work, one_line(error), traceback.format_exc())
-        return recorder.record(work, **recorder.measured(served), **fields)
-
-    def _answered(self, example: Example, served: Result) -> dict[str, Any]:
-        assert served.answer is not None
-        text = self._cut(served.answer.ids, example.stop)[0]
+    def _answered(self, example: Example, answer: Answer) -> dict[str, object]:
+        text = self._cut(answer.ids, example.stop)[0]
         score = self.task.score(example, text)
         if not isinstance(score, Score):
             raise TypeError(f"task {self.task.name}: score() must return a Score, not {score!r}")
-        return {"output": text, "stop_reason": served.answer.stop_reason, "score": score.value, "metrics": dict(score.metrics)}
+        return {"output": text, "stop_reason": answer.stop_reason, "score": score.value, "metrics": dict(score.metrics)}
 
-    def _chosen(self, example: Example, served: Result) -> dict[str, Any]:
+    def _chosen(self, example: Example, scored: Sequence[Scored]) -> dict[str, object]:
         """Multiple choice: the choice with the highest log-likelihood, and the one with the highest per byte beside it."""
-        sums = [sum(s.logp) for s in served.scored]
+        sums = [sum(s.logp) for s in scored]
         choice = example.choices[max(range(len(sums)), key=sums.__getitem__)]
         score = choose(example, sums)
         return {"output": choice, "score": score.value, "metrics": dict(score.metrics)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -76,6 +77,13 @@ def _layer(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) ->
 def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
     """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
     return sum(times * _layer(stack, layer, n, itemsize, seen) for layer, times in Counter(shape.layers).items())
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Tokens that every layer and KV head may hold, already solved for a context (None: all stay)."""
+
+    tokens: int | None
 
 
 def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -> int | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.kv.attention import Forward
 from harness.kv.head_group import HeadGroup, Slot, of_heads
-from harness.kv.memory import codec_info, measure, solve_budget, storage, touched
+from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
@@ -139,12 +139,15 @@ class SequenceCache:
             return replace(self, reading=False)
         return replace(self, reading=False, head_groups=tuple(replace(group, sums_HN=None) for group in self.head_groups))
 
-    def compress(self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype) -> SequenceCache:
+    def compress(
+        self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype, solved: Budget | None = None
+    ) -> SequenceCache:
         """This exact cache compressed by a stack, all layers at once, after the context.
 
-        stats: of every layer. dtype: of a decoded copy, for stacks that keep one. UserError if the budget is too small.
+        stats: of every layer. dtype: of a decoded copy, for stacks that keep one. solved: the budget, where it is known.
+        UserError if the budget is too small.
         """
-        budget = solve_budget(stack, self.shape, self.seen, self.itemsize)
+        budget = solved.tokens if solved else solve_budget(stack, self.shape, self.seen, self.itemsize)
         out = replace(self, stack=stack, budget=budget, seed=seed, reading=False)
         if not stack.compresses:
             return out

@@ -1,4 +1,4 @@
-"""lm-eval's requests as token ids, encoded as lm-eval's own `hf` model does. It knows no cache, no stack and no score.
+"""lm-eval's requests as token ids, encoded as lm-eval's own `hf` model does.
 
 A context is one text. Its last token is held back until the rest was compressed, so that every answer token is predicted
 by a forward that reads the compressed cache. A text that is scored as a whole has no context: it becomes windows, which

@@ -1,4 +1,4 @@
-"""From answers to numbers with lm-eval's own filters, metrics, aggregation and standard errors. It knows no cache.
+"""From answers to numbers with lm-eval's own filters, metrics, aggregation and standard errors.
 
 Answers are replayed: lm-eval scores them as if a model had just given them.
 """

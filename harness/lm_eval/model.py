@@ -1,4 +1,4 @@
-"""Our engine as an lm-eval model, `kv_harness`, with one stack; importing this registers it. It knows no record.
+"""Our engine as an lm-eval model, `kv_harness`, with one stack; importing this registers it.
 
 Settings come as lm-eval's model_args and are composed from conf/ like those of a run.
 """
@@ -21,15 +21,19 @@ from harness.configure.overrides import is_stack_override
 from harness.configure.typed import build
 from harness.engine.batches import parse_bytes
 from harness.engine.engine import Engine
+from harness.engine.owners import by_owner
+from harness.engine.requests import Result
+from harness.engine.scheduler import Scheduler
 from harness.errors import UserError, require
 from harness.kv.attention import NAME
-from harness.lm_eval.documents import Asked, LmEvalService, Replied, Response
-from harness.lm_eval.encoding import Encoder
+from harness.lm_eval.documents import Response, reply, requests_of
+from harness.lm_eval.encoding import Encoder, LmEvalRequest
 from harness.models.load import ModelSpec, load
 from harness.stages.stack import Stack
 
 MODEL = "kv_harness"
 OWN = ("memory_limit", "truncate", "tokenizer")  # model_args that are no configuration
+Places = tuple[int, ...]  # of a document's requests, among those that lm-eval asks at once
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
         memory_limit: of the stores that decode together.
         truncate: a prompt beyond the model's positions: refuse, or left.
         tokenizer: for lm-eval tasks that make their own data; put in by `harness.lm_eval`.
-        batch_size, max_batch_size, device: lm-eval hands them over; waves follow the memory limit, model.device the model.
+        batch_size, max_batch_size, device: lm-eval hands them over; batches follow the memory limit, model.device the model.
         arguments: see `settings`.
     """
 
@@ -116,7 +120,7 @@ class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
         most = self.lm.tokens.max_length
         require(most is not None, "model", self.settings.spec.name, "lm-eval needs to know how many positions it has")
         self.encode = Encoder(self.lm.tokens, int(most or 0), truncate)
-        self.service = LmEvalService(engine, self.lm.tokens, parse_bytes("memory_limit", memory_limit))
+        self.scheduler = Scheduler(engine, parse_bytes("memory_limit", memory_limit))
         self.tokenizer = self.lm.tokens.hf
         self._device = self.lm.model.device
         self.not_exercised = 0
@@ -140,28 +144,30 @@ class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
 
     def _respond(self, instances: Sequence[Any]) -> list[Response]:
         """Answers in the order asked; requests of one document go together, so that choices share their context."""
-        by_document: dict[Any, list[int]] = {}
+        by_document: dict[tuple[str, int], list[int]] = {}
         for at, one in enumerate(instances):
             by_document.setdefault((one.task_name, one.doc_id), []).append(at)
-        asked = [self._asked([instances[at] for at in places], places) for places in by_document.values()]
+        documents = {tuple(places): [self.encode(instances[at]) for at in places] for places in by_document.values()}
         out: dict[int, Response] = {}
-
-        def done(replies: list[Replied]) -> None:
-            for reply in replies:
-                if reply.status != "ok":
-                    print(reply.trace, file=sys.stderr, end="")
-                    raise UserError(f"request {reply.asked.tag[0]}: {reply.error}")
-                self.not_exercised += reply.nothing
-                out.update(zip(reply.asked.tag, (one for one in reply.responses if one is not None), strict=True))
-
-        self.service.serve(asked, done)
+        asked = (([(places, self.settings.stack)], requests) for places, requests in documents.items())
+        for ended in by_owner(self.scheduler.run(requests_of(asked, self.lm.tokens)), lambda places: places):
+            for places, results in ended:
+                out.update(zip(places, self._answers(places, documents[places], results), strict=True))
+            ended, results = [], []  # their caches go before the next batch begins
         if self.not_exercised:
             print(f"warning: compression not exercised in {self.not_exercised} documents so far", file=sys.stderr)
         return [out[at] for at in range(len(instances))]
 
-    def _asked(self, instances: Sequence[Any], places: Sequence[int]) -> Asked:
-        requests = tuple(self.encode(one) for one in instances)
-        return Asked(requests=requests, stack=self.settings.stack, tag=tuple(places))
+    def _answers(
+        self, places: Places, requests: Sequence[LmEvalRequest], results: Sequence[Result[Places]]
+    ) -> tuple[Response, ...]:
+        """Responses of one document; UserError where it has none."""
+        found = reply(requests, results, self.lm.tokens)
+        if found.status != "ok":
+            print(found.trace, file=sys.stderr, end="")
+            raise UserError(f"request {places[0]}: {found.error}")
+        self.not_exercised += found.nothing
+        return found.responses
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The tokenizer's template, for lm-eval's log."""

@@ -35,7 +35,7 @@ def of_panel(curves: pd.DataFrame, panel: pd.DataFrame) -> list[tuple[pd.Series[
     return pairs
 
 
-def by_position(lines: list[tuple[pd.Series[Any], pd.DataFrame]], looks: dict[str, Look], shown: list[bool]) -> go.Figure:
+def by_position(lines: list[tuple[pd.Series[Any], pd.DataFrame]], looks: Mapping[str, Look], shown: list[bool]) -> go.Figure:
     """One line a point with its stack's look; points of one stack differ by the size of their markers."""
     figure = go.Figure()
     for (row, part), visible in zip(lines, shown, strict=True):

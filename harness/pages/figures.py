@@ -43,7 +43,7 @@ def drawable(points: pd.DataFrame) -> pd.DataFrame:
     return points[finite].sort_values(["bytes_context", "score"])
 
 
-def breakdown(panel: pd.DataFrame, looks: dict[str, Look]) -> tuple[go.Figure, dict[str, tuple[int, int]]]:
+def breakdown(panel: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[go.Figure, dict[str, tuple[int, int]]]:
     """(figure, windows by name): allocated bytes by kind, one stacked bar a point, the fewest bytes on top.
 
     The stack's own marker is at the logical bytes. A window is the bars a page shows at a time, as a slice of all;

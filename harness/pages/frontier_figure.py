@@ -25,7 +25,7 @@ _MARGIN = {"l": 64, "r": 16, "t": 44, "b": 60}
 _CROWDED = 150  # points of a panel, from which only those on the frontier keep their bars and size
 
 
-def frontier(section: pd.DataFrame, looks: dict[str, Look], paired: Paired | None = None) -> go.Figure:
+def frontier(section: pd.DataFrame, looks: Mapping[str, Look], paired: Paired | None = None) -> go.Figure:
     """Score against bytes, one panel per run and mode; a panel's frontier is a step line, beaten points are lighter."""
     panels = [group for _, group in section.groupby(list(GROUP), sort=False)]
     columns = min(len(panels), 2)

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.configure.arms import Arm
 from harness.evaluation.assemble import assemble, results_folder
-from harness.evaluation.recorder import Planned, asked
+from harness.evaluation.planned import Planned, asked
 from harness.records.failures import naming, trace_file
 from harness.records.progress import Snapshot, state
 from harness.records.shards import read
@@ -39,10 +39,9 @@ def record_lost(config: Mapping[str, Any], found: Sequence[Arm], reason: str, pr
     bench = assemble({**config, "progress": False, "redo": False}, found, weights=False)
     store: Store[Planned] = Store(results_folder(config) / bench.setup.run_id)
     try:
-        runner = bench.runner(store)
-        works = bench.works(runner)
-        later = before.new(read(store.folder).tries)
-        with runner.recorder([work for work in works if work.key not in later]) as recorder:
+        planned = bench.planned(bench.runner(store))
+        made = before.new(read(store.folder).tries)
+        with bench.recorder(store, [one for one in planned if one.key not in made]) as recorder:
             lost = list(next(recorder.rounds(), ()))
             if not lost:
                 return 0
@@ -51,10 +50,10 @@ def record_lost(config: Mapping[str, Any], found: Sequence[Arm], reason: str, pr
                 file = trace_file(lost[0].key)
                 store.write(file, lambda path: path.write_text(printed[-TAIL:], encoding="utf-8"))
                 line = naming(line, file)
-            recorder.write([recorder.record(work, status="failed", error=line) for work in lost])
+            recorder.write([recorder.failed(one, line, "") for one in lost])
         if not {arm.name for arm in found} <= {arm.name for arm in state(store.folder).arms}:
             store.write_manifest(
-                bench.manifest(found) | {"config": dict(config), "asked": asked(works)}
+                bench.manifest(found) | {"config": dict(config), "asked": asked(planned)}
             )  # the dead one did not come to it
         return len(lost)
     finally:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
+from harness.engine.requests import Question
 from harness.lm_eval.encoding import Window
-from harness.lm_eval.windows import WindowReader
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
+from tests.asking import results, windows
 from tests.running import run
 from tests.tiny_models import ids
 
@@ -53,9 +52,8 @@ def test_evicted_while_answering_counts_once_a_token_read_it(fed: int, new: int,
     30 tokens of context under a budget of 40: rows go once more than 40 were fed, and the next token reads what is left.
     """
     stack = Stack(keep=conf_tree.keep("h2o", 40), phase="always")
-    served: list[Result] = []
-    job = Request(prefix=tuple(ids(30)), stack=stack, held=tuple(ids(fed, seed=1)), max_new=new)
-    Scheduler(tiny_models.engine("llama"), 1 << 30).serve([job], served.extend)
+    job = Question(owner=None, prefix=tuple(ids(30)), stack=stack, held=tuple(ids(fed, seed=1)), max_new=new)
+    served = results(tiny_models.engine("llama"), [job])
     (one,) = served
     assert one.row is not None and one.row.touched() == 0
     assert (one.touched > 0) == exercised == (one.entries > 0)
@@ -75,16 +73,14 @@ def test_an_answer_that_met_evictions_is_ok(tmp_path: Path) -> None:
 
 def test_targets_are_read_before_their_own_eviction() -> None:
     stack = Stack(keep=conf_tree.keep("h2o", 40), phase="always")
-    served: list[Result] = []
-    job = Request(prefix=tuple(ids(30)), stack=stack, held=(5,), targets=(tuple(ids(20)),))
-    Scheduler(tiny_models.engine("llama"), 1 << 30).serve([job], served.extend)
+    job = Question(owner=None, prefix=tuple(ids(30)), stack=stack, held=(5,), targets=(tuple(ids(20)),))
+    served = results(tiny_models.engine("llama"), [job])
     assert served[0].final.touched() > 0 == served[0].touched
 
 
 def test_a_windows_share_counts_what_was_read() -> None:
     engine = tiny_models.engine("llama")
-    reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
     stacks = [Stack(keep=conf_tree.keep("h2o", budget), phase="always") for budget in (20, 100, 160)]
-    found = reader.read([Window(tuple(ids(161)), 160)], stacks)
+    found = windows(engine, [Window(tuple(ids(161)), 160)], stacks)
     # The first 80 are read exactly; the rest in chunks of 32, and the 100 are passed by the first of them.
     assert [(one.scored, one.exercised) for one in found] == [(160, 80), (160, 48), (160, 0)]

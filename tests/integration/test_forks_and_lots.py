@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from harness.engine.batches import MOST_ROWS
+from harness.engine.batches import MOST_TOGETHER
 from harness.engine.engine import Engine
-from harness.engine.requests import Request, Result
+from harness.engine.requests import Question, Result
 from harness.engine.scheduler import Scheduler
 from harness.lm_eval import model as lm_eval_model
-from harness.lm_eval.documents import Asked, LmEvalService, Replied
 from harness.lm_eval.encoding import LmEvalRequest, Window
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
+from tests.asking import document, results
 from tests.lm_eval_tasks import ANSWER, CHOICE, TEXT, write
 from tests.running import run
 from tests.tiny_models import ids
@@ -34,20 +35,18 @@ class Noting(Engine):
         return super().score(rows, *more)
 
 
-def served(engine: Engine, jobs: list[Request], limit: int) -> list[Result]:
-    found: list[Result] = []
-    Scheduler(engine, limit).serve(jobs, found.extend)
-    return found
+def served(engine: Engine, jobs: list[Question[Any]], limit: int) -> list[Result[Any]]:
+    return results(engine, jobs, limit)
 
 
 def test_every_choice_is_a_row_under_the_limit() -> None:
     """The kind: a request that forks into several rows once counted as one."""
     engine = Noting(tiny_models.tiny("llama"), torch.float32)
     choices = tuple((5 + i, 6, 7) for i in range(8))
-    jobs = [Request(prefix=tuple(ids(40, seed=i)), stack=Stack(), held=(5,), targets=choices, tag=i) for i in range(6)]
+    jobs = [Question(owner=i, prefix=tuple(ids(40, seed=i)), stack=Stack(), held=(5,), targets=choices) for i in range(6)]
     server = Scheduler(engine, 1 << 40)
     one = replaced(jobs[0], choices[:1])
-    single, all_eight = (server._size(job, 40, 0) for job in (one, jobs[0]))
+    single, all_eight = (server.size(job)[1] for job in (one, jobs[0]))
     assert all_eight == 8 * single, "a store and the logits of each choice"
     base = server.forecast.prefix(40)
     assert {s.status for s in served(engine, jobs, base + 2 * (all_eight + base) + single)} == {"ok"}
@@ -59,13 +58,13 @@ def test_every_choice_is_a_row_under_the_limit() -> None:
 def test_a_wave_has_no_more_rows_than_forks_allow() -> None:
     engine = Noting(tiny_models.tiny("llama"), torch.float32)
     choices = tuple((5 + i, 6) for i in range(20))
-    jobs = [Request(prefix=tuple(ids(20, seed=i)), stack=Stack(), held=(5,), targets=choices, tag=i) for i in range(5)]
+    jobs = [Question(owner=i, prefix=tuple(ids(20, seed=i)), stack=Stack(), held=(5,), targets=choices) for i in range(5)]
     assert len(served(engine, jobs, 1 << 40)) == 5
-    assert engine.most == 2 * 20 <= MOST_ROWS
+    assert engine.most == 2 * 20 <= MOST_TOGETHER
 
 
-def replaced(job: Request, targets: tuple[tuple[int, ...], ...]) -> Request:
-    return Request(prefix=job.prefix, stack=job.stack, held=job.held, targets=targets)
+def replaced(job: Question[Any], targets: tuple[tuple[int, ...], ...]) -> Question[Any]:
+    return dataclasses.replace(job, targets=targets)
 
 
 def test_lots_follow_the_compressed_tokens_whatever_else_a_document_asks() -> None:
@@ -77,9 +76,7 @@ def test_lots_follow_the_compressed_tokens_whatever_else_a_document_asks() -> No
     whole = LmEvalRequest(kind="loglikelihood_rolling", windows=(Window(text, 89),))
     answers: list[Any] = []
     for requests in ((one,), (one, longer), (longer, one), (whole,), (whole, longer)):
-        found: list[Replied] = []
-        LmEvalService(engine, None, 1 << 30).serve([Asked(requests=requests, stack=RANDOM)], found.extend)  # type: ignore[arg-type]
-        (reply,) = found
+        (reply,) = document(engine, requests, [RANDOM])
         assert reply.status == "ok", reply.error
         answers.append(reply.responses[requests.index(one if one in requests else whole)])
     for same in (answers[:3], answers[3:]):

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
+from harness.engine.requests import Question
 from harness.kv import storing
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.budget import Amount
@@ -21,6 +20,7 @@ from harness.stages.score.h2o import H2O
 from harness.stages.score.snapkv import SnapKV
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
+from tests.asking import results
 from tests.tiny_models import build, ids, tiny_a
 
 
@@ -115,9 +115,8 @@ def test_scores_of_a_row_do_not_hold_those_of_its_neighbours() -> None:
 def test_what_the_budget_of_layers_really_was_is_recorded(tokens: int, budget: int, says: str) -> None:
     """PyramidKV has no pyramid where the context is shorter than twice the budget beyond what is protected."""
     keep = Keep(scorer=SnapKV(window=8), budget=Amount(unit="tokens", value=budget), layers=Pyramid())
-    jobs = [Request(prefix=tuple(ids(tokens)), stack=s, held=(3,), max_new=1) for s in (Stack(keep=keep), Stack())]
-    found: list[Result] = []
-    Scheduler(tiny_models.engine("llama"), 1 << 30).serve(jobs, found.extend)
+    jobs = [Question(owner=None, prefix=tuple(ids(tokens)), stack=s, held=(3,), max_new=1) for s in (Stack(keep=keep), Stack())]
+    found = results(tiny_models.engine("llama"), jobs)
     assert [one.row.layer_budget for one in found if one.row] == [says, None]
 
 

@@ -11,13 +11,13 @@ import torch
 from transformers import DynamicCache, LlamaConfig, Phi3Config, PretrainedConfig
 
 from harness.engine.engine import Engine
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
+from harness.engine.requests import Question, Result
 from harness.engine.streams import Reading, read
 from harness.kv.attention import NAME
 from harness.kv.compat import forward
 from harness.stages.stack import Stack
 from tests import conf_tree
+from tests.asking import owned
 from tests.running import VOCABULARY, on_disk, run
 from tests.tiny_models import SHAPE, build, ids
 
@@ -41,37 +41,35 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return Engine(build(settings(request.param), NAME), torch.float32)
 
 
-def serve(engine: Engine, jobs: list[Request]) -> dict[str, Result]:
-    found: dict[str, Result] = {}
-    Scheduler(engine, 1 << 30).serve(jobs, lambda done: found.update({one.job.tag: one for one in done}))
-    return found
+def serve(engine: Engine, jobs: list[Question[Any]]) -> dict[str, Result[Any]]:
+    return owned(engine, jobs)
 
 
 def test_the_full_caches_answers_do_not_depend_on_the_neighbour(engine: Engine) -> None:
     """Found by: a 25- and a 152-token prompt in one file. The kind: one setting of a whole batch where each row has its own."""
     target = tuple(ids(5, seed=3))
     jobs = [
-        Request(prefix=tuple(ids(n, seed=n)), stack=Stack(), held=(5, 6), targets=(target,), tag=str(n))
+        Question(owner=str(n), prefix=tuple(ids(n, seed=n)), stack=Stack(), held=(5, 6), targets=(target,))
         for n in (25, 152, 60, 300)
     ]
     together = serve(engine, jobs)
     for job in jobs:
-        alone = serve(engine, [job])[job.tag]
+        alone = serve(engine, [job])[job.owner]
         assert alone.status == "ok", alone.error
-        assert together[job.tag].scored[0].logp == pytest.approx(alone.scored[0].logp, abs=1e-4)
+        assert together[job.owner].scored[0].logp == pytest.approx(alone.scored[0].logp, abs=1e-4)
         assert alone.row is not None and alone.row.length == job.length == len(job.prefix) + 2 + 4
 
 
 def test_one_context_under_two_lengths_is_read_twice(engine: Engine) -> None:
     """A prompt that its answer takes over the switch has one rotation from its first token on."""
     context = tuple(ids(60))
-    short, long = (Request(prefix=context, stack=Stack(), held=(5,), max_new=n, tag=str(n)) for n in (3, 40))
+    short, long = (Question(owner=str(n), prefix=context, stack=Stack(), held=(5,), max_new=n) for n in (3, 40))
     found = serve(engine, [short, long])
-    assert [found[job.tag].row.length for job in (short, long)] == [63, 100]  # type: ignore[union-attr]
+    assert [found[job.owner].row.length for job in (short, long)] == [63, 100]  # type: ignore[union-attr]
     for job in (short, long):
         (alone,) = serve(engine, [job]).values()
-        assert alone.answer is not None and found[job.tag].answer is not None
-        assert alone.answer.ids == found[job.tag].answer.ids  # type: ignore[union-attr]
+        assert alone.answer is not None and found[job.owner].answer is not None
+        assert alone.answer.ids == found[job.owner].answer.ids  # type: ignore[union-attr]
 
 
 def test_chunks_do_not_change_a_stream_which_is_the_stock_models(engine: Engine) -> None:
@@ -94,7 +92,7 @@ def test_chunks_do_not_change_a_stream_which_is_the_stock_models(engine: Engine)
 def test_everything_kept_in_chunks_is_the_full_cache(engine: Engine) -> None:
     whole = Stack(keep=conf_tree.keep("streaming", 400), phase="chunked", chunk=32)
     jobs = [
-        Request(prefix=tuple(ids(150)), stack=stack, held=(5, 6), targets=((7, 8, 9),), tag=name)
+        Question(owner=name, prefix=tuple(ids(150)), stack=stack, held=(5, 6), targets=((7, 8, 9),))
         for name, stack in (("chunked", whole), ("full", Stack()))
     ]
     found = serve(engine, jobs)

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from harness.command import execute
 from harness.configure.arms import arms_of
 from harness.evaluation.assemble import assemble
-from harness.evaluation.recorder import Planned
+from harness.evaluation.planned import Planned
 from harness.records.current import current_records
 from harness.records.progress import state
 from harness.records.shards import load_records
@@ -53,7 +53,7 @@ def keys(*overrides: str) -> set[str]:
     bench = assemble(config, arms_of(cfg, given), weights=False)
     store: Store[Planned] = Store(Path("keys"))
     try:
-        return {work.key for work in bench.works(bench.runner(store))}
+        return {one.key for one in bench.planned(bench.runner(store))}
     finally:
         store.close()
 

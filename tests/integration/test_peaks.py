@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from harness.engine.engine import Ask, Engine
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
-from harness.engine.streams import Reading, context_row, read
+from harness.engine.requests import Question, Result
+from harness.engine.streams import Reading, context_cache, read
 from harness.lm_eval.encoding import Window
-from harness.lm_eval.windows import WindowReader
 from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.score.h2o import H2O
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
+from tests.asking import results, windows
 from tests.tiny_models import build, ids, tiny_a
 
 HEAVY = Stack(keep=Keep(scorer=H2O(), budget=Amount(value=0.25)), phase="always")
 ROW = 3 * 2 * (2 * 32 * 4 + 4 + 4)  # of three layers and two KV heads: fp32 keys and values, a position and a score
 
 
-def served(engine: Engine, job: Request) -> Result:
-    found: list[Result] = []
-    Scheduler(engine, 1 << 30).serve([job], found.extend)
+def served(engine: Engine, job: Question[Any]) -> Result[Any]:
+    found = results(engine, [job])
     assert found[0].status == "ok", found[0].error
     return found[0]
 
 
-def scored(engine: Engine) -> Result:
-    return served(engine, Request(prefix=tuple(ids(120)), stack=HEAVY, held=tuple(ids(9)), targets=(tuple(ids(20)),)))
+def scored(engine: Engine) -> Result[Any]:
+    return served(
+        engine, Question(owner=None, prefix=tuple(ids(120)), stack=HEAVY, held=tuple(ids(9)), targets=(tuple(ids(20)),))
+    )
 
 
 @pytest.mark.parametrize(("name", "peak"), [("kivi2", 260_096), ("kivi4", 260_096), ("int4", 148_160), ("int2", 127_808)])
@@ -65,7 +67,7 @@ def test_a_scored_continuation_is_largest_before_its_rows_are_evicted() -> None:
 
 
 def test_an_answer_of_many_tokens_is_largest_before_the_held_ones_push_others_out() -> None:
-    job = Request(prefix=tuple(ids(120)), stack=HEAVY, held=tuple(ids(9)), max_new=20)
+    job = Question(owner=None, prefix=tuple(ids(120)), stack=HEAVY, held=tuple(ids(9)), max_new=20)
     assert served(tiny_models.engine("llama"), job).peak == (30 + 9) * ROW
 
 
@@ -73,23 +75,22 @@ def test_a_chunked_context_in_front_of_a_stream_or_a_text_has_the_peak_of_its_re
     """Chunks of 40 join 30 kept rows; the exact context is never held, so it is not in the peak."""
     engine, tokens = tiny_models.engine("llama"), ids(120)
     stack = Stack(keep=conf_tree.keep("streaming", 30), phase="chunked", chunk=40)
-    row, peak = context_row(engine, engine.prefill(tokens), tokens, stack, 0)
+    row, peak = context_cache(engine, engine.prefill(tokens), tokens, stack, 0)
     assert peak == 3 * 2 * 70 * (2 * 32 * 4 + 4)
-    assert peak == served(engine, Request(prefix=tuple(tokens), stack=stack, held=(3,), max_new=1)).peak_prefill
+    assert peak == served(engine, Question(owner=None, prefix=tuple(tokens), stack=stack, held=(3,), max_new=1)).peak_prefill
     assert row.bytes().total == 3 * 2 * 30 * (2 * 32 * 4 + 4)
 
 
 def test_the_peak_of_a_whole_text_is_that_of_its_steps() -> None:
     """A text of 121 tokens for lm-eval: 60 are read exactly, a quarter kept, and chunks of 32 join before rows go."""
     engine = tiny_models.engine("llama")
-    reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
     text = Window(tuple(ids(121)), 60)
-    (found, full) = reader.read([text], [HEAVY, Stack()])
-    assert found.served.peak == (15 + 32) * ROW
+    (found, full) = windows(engine, [text], [HEAVY, Stack()])
+    assert found.main.peak == (15 + 32) * ROW
     row = 3 * 2 * 2 * 32 * 4
     sums = 3 * 2 * 60 * 4
-    assert found.served.peak_prefill == 60 * row + sums + 15 * ROW
-    assert full.served.peak_prefill == 60 * row
-    assert full.served.peak == 120 * row
-    (short,) = reader.read([Window(tuple(ids(40)), 39)], [HEAVY])
-    assert short.served.peak_prefill == short.served.peak == 39 * row
+    assert found.main.peak_prefill == 60 * row + sums + 15 * ROW
+    assert full.main.peak_prefill == 60 * row
+    assert full.main.peak == 120 * row
+    (short,) = windows(engine, [Window(tuple(ids(40)), 39)], [HEAVY])
+    assert short.main.peak_prefill == short.main.peak == 39 * row

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from harness.engine.answers import Ask
 from harness.engine.engine import Engine
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
+from harness.engine.requests import Question, Result
 from harness.errors import UserError
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.codec.int8 import Int8
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
+from tests.asking import owned
 from tests.oracles import steps
 from tests.recording import keys, queries, recording
 from tests.tiny_models import FAMILIES, ids
@@ -87,15 +88,13 @@ def test_chunks_of_many_stacks_are_read_together_as_alone() -> None:
     engine = tiny_models.engine("llama")
     stacks = [chunked("h2o"), chunked("tova", keys=Int8(), values=Int8()), replace(chunked("streaming"), chunk=33)]
     jobs = [
-        Request(prefix=tuple(ids(CONTEXT)), stack=s, held=(3, 4), max_new=5, tag=i) for i, s in enumerate([*stacks, Stack()])
+        Question(owner=i, prefix=tuple(ids(CONTEXT)), stack=s, held=(3, 4), max_new=5) for i, s in enumerate([*stacks, Stack()])
     ]
 
-    def serve(some: list[Request]) -> dict[int, Result]:
-        found: dict[int, Result] = {}
-        Scheduler(engine, 1 << 30).serve(some, lambda done: found.update({one.job.tag: one for one in done}))
-        return found
+    def serve(some: list[Question[Any]]) -> dict[int, Result[Any]]:
+        return owned(engine, some)
 
-    together, alone = serve(jobs), {job.tag: serve([job])[job.tag] for job in jobs}
+    together, alone = serve(jobs), {job.owner: serve([job])[job.owner] for job in jobs}
     for tag, one in together.items():
         assert one.status == alone[tag].status == "ok", one.error
         assert one.answer is not None and alone[tag].answer is not None

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import GPT2Config, OPTConfig, PretrainedConfig
 
 from harness.engine.engine import Engine
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
+from harness.engine.requests import Question, Result
 from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.positions import learned_positions
 from harness.lm_eval.encoding import Window
-from harness.lm_eval.windows import WindowReader
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
+from tests.asking import results, windows
 from tests.running import VOCABULARY, on_disk, run
 from tests.tiny_models import build, ids
 
@@ -55,10 +55,8 @@ def test_the_last_place_is_used_and_none_after_it(engine: Engine) -> None:
     """The kind: an index error deep in the model for every request of a batch, where a line for one of them is due."""
     chunked = Stack(keep=conf_tree.keep("streaming", 32), phase="chunked", chunk=16)
 
-    def status(n: int, stack: Stack, **more: object) -> Result:
-        served: list[Result] = []
-        Scheduler(engine, 1 << 30).serve([Request(prefix=tuple(ids(n)), stack=stack, held=(5, 6), **more)], served.extend)
-        return served[0]
+    def status(n: int, stack: Stack, **more: object) -> Result[Any]:
+        return results(engine, [Question(owner=None, prefix=tuple(ids(n)), stack=stack, held=(5, 6), **more)])[0]
 
     for stack in (Stack(), chunked):
         for more in ({"max_new": 7}, {"targets": ((5,) * 7,)}):
@@ -66,10 +64,9 @@ def test_the_last_place_is_used_and_none_after_it(engine: Engine) -> None:
             beyond = status(PLACES - 7, stack, **more)
             assert (beyond.status, beyond.trace) == ("refused", "")
             assert beyond.error is not None and TABLE in beyond.error
-    reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
     for n, expected in ((PLACES + 1, "ok"), (PLACES + 2, "refused")):
-        (found,) = reader.read([Window(tuple(ids(n)), n - 1)], [Stack()])
-        assert found.served.status == expected
+        (found,) = windows(engine, [Window(tuple(ids(n)), n - 1)], [Stack()])
+        assert found.status == expected
     for wrong in (lambda: engine.prefill(ids(PLACES + 1)), lambda: engine.feed([engine.start()], [ids(PLACES + 1)])):
         with pytest.raises(UserError, match=TABLE):
             wrong()

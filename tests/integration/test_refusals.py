@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from torch import Tensor
 
 from harness.calibrate import codec_limits as calibrate
 from harness.engine.batches import run_halving
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
+from harness.engine.requests import Question, Result
 from harness.engine.time_limit import TimeLimitError
 from harness.errors import UserError
 from harness.lm_eval.encoding import Window
-from harness.lm_eval.windows import WindowReader
 from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Scorer
 from harness.stages.stack import Stack
 from tests import tiny_models
+from tests.asking import owned, windows
 from tests.running import run
 from tests.tiny_models import ids
 
@@ -48,10 +47,8 @@ def refusing(most: int, phase: str) -> Stack:
     return Stack(keep=keep, phase=phase, chunk=16)
 
 
-def serve(jobs: list[Request]) -> dict[str, Result]:
-    found: dict[str, Result] = {}
-    Scheduler(tiny_models.engine("llama"), 1 << 30).serve(jobs, lambda done: found.update({one.job.tag: one for one in done}))
-    return found
+def serve(jobs: list[Question[Any]]) -> dict[str, Result[Any]]:
+    return owned(tiny_models.engine("llama"), jobs)
 
 
 @pytest.mark.parametrize("targets", [(), ((5, 6, 7), (8, 9))])
@@ -66,11 +63,11 @@ def test_a_refusal_while_reading_compressing_answering_or_scoring_is_of_that_req
         "fine": refusing(1000, "always"),
     }
     jobs = [
-        Request(prefix=context, stack=stack, held=held, max_new=0 if targets else 6, targets=targets, tag=name)
+        Question(owner=name, prefix=context, stack=stack, held=held, max_new=0 if targets else 6, targets=targets)
         for name, stack in stacks.items()
     ]
     found = serve(jobs)
-    alone = serve([job for job in jobs if job.tag in ("full", "fine")])
+    alone = serve([job for job in jobs if job.owner in ("full", "fine")])
     assert {name: one.status for name, one in found.items()} == dict.fromkeys(stacks, "refused") | {"full": "ok", "fine": "ok"}
     assert found["answering"].error == "no more than 62 tokens" and not found["answering"].trace
     for name, one in alone.items():
@@ -91,13 +88,12 @@ def test_halving_hands_a_refusal_on_alone() -> None:
 
 def test_a_refusal_in_a_window_of_a_text_is_of_that_stack() -> None:
     engine = tiny_models.engine("llama")
-    reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
     text = ids(161)
-    windows = [Window(tuple(text[:81]), 80), Window(tuple(text[80:]), 80)]
+    texts = [Window(tuple(text[:81]), 80), Window(tuple(text[80:]), 80)]
     stacks = [Stack(), refusing(60, "always"), refusing(30, "prefill"), refusing(1000, "always")]
-    found = reader.read(windows, stacks)
-    assert [one.served.status for one in found] == ["ok", "refused", "refused", "ok"]
-    assert found[1].served.error == "no more than 60 tokens"
+    found = windows(engine, texts, stacks)
+    assert [one.status for one in found] == ["ok", "refused", "refused", "ok"]
+    assert found[1].error == "no more than 60 tokens"
     assert found[0].scored == found[3].scored == 160 and found[0].exercised == 0
 
 

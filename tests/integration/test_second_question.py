@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,12 @@ from omegaconf import OmegaConf
 
 from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
+from harness.engine.requests import Question, Result
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tasks.needle import Needle
 from tests import conf_tree, tiny_models
+from tests.asking import owned
 from tests.integration.test_command import TINY, harness, records
 from tests.tiny_models import ids
 
@@ -35,10 +36,9 @@ class Counting(Engine):
         return super().prefill(ids, needs)
 
 
-def served(engine: Engine, jobs: Sequence[Request]) -> list[Result]:
-    """Results in the order of the jobs; a job's tag is its place."""
-    found: dict[int, Result] = {}
-    Scheduler(engine, LIMIT).serve(jobs, lambda wave: found.update({one.job.tag: one for one in wave}))
+def served(engine: Engine, jobs: Sequence[Question[Any]]) -> list[Result[Any]]:
+    """Results in the order of the jobs; a job's owner is its place."""
+    found = owned(engine, jobs, LIMIT)
     return [found[at] for at in range(len(jobs))]
 
 
@@ -47,10 +47,10 @@ def rows_of(one: Result) -> list[list[list[int]]]:
     return [[head.tolist() for head in layer] for layer in one.row.kept_positions()]
 
 
-def ask(context: Sequence[int], questions: Sequence[Sequence[int]], stacks: Sequence[Stack], new: int) -> list[Request]:
+def ask(context: Sequence[int], questions: Sequence[Sequence[int]], stacks: Sequence[Stack], new: int) -> list[Question[Any]]:
     asked = [(stack, question) for stack in stacks for question in questions]
     return [
-        Request(prefix=tuple(context), held=tuple(question), stack=stack, max_new=new, seed=5, tag=at)
+        Question(owner=at, prefix=tuple(context), held=tuple(question), stack=stack, max_new=new, seed=5)
         for at, (stack, question) in enumerate(asked)
     ]
 
@@ -60,7 +60,7 @@ def every_stack() -> list[Stack]:
     return [conf_tree.stack(name, *(half if conf_tree.stack(name).keep else [])) for name in STACKS]
 
 
-def check(engine: Counting, context: Sequence[int], one: Sequence[int], two: Sequence[int], new: int) -> list[Result]:
+def check(engine: Counting, context: Sequence[int], one: Sequence[int], two: Sequence[int], new: int) -> list[Result[Any]]:
     """Every stack of conf/compress, all of them and all questions on one prefill."""
     stacks = every_stack()
     assert {"prefill", "always", "chunked"} <= {stack.phase for stack in stacks}

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
+from harness.engine.requests import Question
 from harness.lm_eval.encoding import Window
-from harness.lm_eval.windows import WindowReader
 from harness.stages.codec.base import Codec
 from harness.stages.encoded import Encoded
 from harness.stages.keep import Keep
@@ -23,6 +21,7 @@ from harness.stages.protocols import LayerView, Needs, Scorer
 from harness.stages.score.knorm import KeyNorm
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
+from tests.asking import results, windows
 from tests.tiny_models import ids
 
 EVERYTHING = Needs(column_sums=True, queries=48, query_moments=True)
@@ -122,14 +121,12 @@ def test_in_every_phase_and_in_windows(phase: str) -> None:
 
     def served(beside: Sequence[Stack]) -> tuple[list[list[Tensor]], list[float]]:
         stack = Stack(keep=own(Needs(queries=4))[0].keep, phase=phase, chunk=32)
-        jobs = [Request(prefix=tuple(ids(90)), stack=s, held=(3, 4), max_new=3, tag=s is stack) for s in (*beside, stack)]
-        found: list[Result] = []
-        Scheduler(engine, 1 << 30).serve(jobs, found.extend)
+        jobs = [Question(owner=s is stack, prefix=tuple(ids(90)), stack=s, held=(3, 4), max_new=3) for s in (*beside, stack)]
+        found = results(engine, jobs)
         assert {one.status for one in found} == {"ok"}
-        rows = next(one for one in found if one.job.tag).final.kept_positions()
-        reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
-        texts = reader.read([Window(tuple(ids(100)), 50)], [(s, 0) for s in (*beside, stack)])
-        return rows, [texts[-1].logp]
+        rows = next(one for one in found if one.request.owner).final.kept_positions()
+        texts = windows(engine, [Window(tuple(ids(100)), 50)], (*beside, stack))
+        return rows, [texts[-1].responses[0][0]]
 
     snapkv = Stack(keep=conf_tree.keep("snapkv", 40))
     (alone, logp), (shared, other) = served([]), served([snapkv, Stack(keep=conf_tree.keep("h2o", 20))])

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
-from harness.evaluation.recorder import Recorder, Setup
+from harness.engine.requests import Question
+from harness.evaluation.planned import Setup
+from harness.evaluation.record_maker import RecordMaker
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
@@ -21,7 +21,9 @@ from harness.stages.encoded import Encoded
 from harness.stages.keep import Choice, Keep
 from harness.stages.protocols import LayerView
 from harness.stages.stack import Stack
+from tasks.needle import Needle
 from tests import conf_tree, tiny_models
+from tests.asking import results
 from tests.tiny_models import ids
 
 
@@ -84,15 +86,12 @@ def all_rows() -> Keep:
 
 
 def measured(engine: Engine, stack: Stack) -> dict[str, Any]:
-    found: list[Result] = []
-    Scheduler(engine, 1 << 30).serve([Request(prefix=tuple(ids(90)), stack=stack, held=(3, 4), max_new=3)], found.extend)
+    found = results(engine, [Question(owner=None, prefix=tuple(ids(90)), stack=stack, held=(3, 4), max_new=3)])
     assert found[0].status == "ok", found[0].error
     setup = Setup(
         run_id="r", model="m", identity={}, memory_limit=1, attn="a", kv_dtype="float32", shape=engine.shape, progress=False
     )
-    recorder = Recorder.__new__(Recorder)
-    recorder.setup = setup
-    return recorder.measured(found[0])
+    return RecordMaker(Needle(), setup).measured(found[0])
 
 
 @pytest.mark.parametrize("codec", [Same(), Wide()])

@@ -11,9 +11,8 @@ from torch import Tensor
 from transformers import GPT2Config, PretrainedConfig, SmolLM3Config
 
 from harness.engine.engine import Engine
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
-from harness.engine.streams import Reading, context_row, read
+from harness.engine.requests import Question, Result
+from harness.engine.streams import Reading, context_cache, read
 from harness.stages.budget import Amount
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
@@ -23,17 +22,16 @@ from harness.stages.score.expected_attention import ExpectedAttention
 from harness.stages.score.snapkv import SnapKV
 from harness.stages.stack import Stack
 from tests import conf_tree, tiny_models
+from tests.asking import results
 from tests.recording import recording
 from tests.tiny_models import FAMILIES, SHAPE, build, ids
 
 ROTARY = [family for family in FAMILIES if family != "gpt2"]
 
 
-def serve(engine: Engine, *stacks: Stack, n: int = 90) -> list[Result]:
-    found: list[Result] = []
-    jobs = [Request(prefix=tuple(ids(n)), stack=stack, held=(3, 4), max_new=6) for stack in stacks]
-    Scheduler(engine, 1 << 30).serve(jobs, found.extend)
-    return sorted(found, key=lambda one: stacks.index(one.job.stack))
+def serve(engine: Engine, *stacks: Stack, n: int = 90) -> list[Result[Any]]:
+    jobs = [Question(owner=None, prefix=tuple(ids(n)), stack=stack, held=(3, 4), max_new=6) for stack in stacks]
+    return sorted(results(engine, jobs), key=lambda one: stacks.index(one.request.stack))
 
 
 # --- nothing evicted, nothing lost -------------------------------------------------------------------------------
@@ -58,7 +56,7 @@ def test_only_the_full_cache_is_called_full_and_shares_the_prefix(stack: Stack) 
     engine = tiny_models.engine("llama")
     full, other = serve(engine, Stack(), stack)
     assert full.answer and other.answer and other.answer.ids == full.answer.ids
-    assert (full.job.stack.describe(), full.job.stack.compresses) == ("full", False)
+    assert (full.request.stack.describe(), full.request.stack.compresses) == ("full", False)
     assert stack.describe() != "full" and stack.compresses
     assert other.row and other.row.touched() == 0
     assert other.peak_prefill == full.peak_prefill + other.context.total
@@ -100,7 +98,7 @@ def test_a_decoded_copy_changes_no_bit_and_has_the_dtype_of_attention(name: str,
     every, cached = (Stack(**CACHED[name], read=how) for how in ("every_step", "cached"))
     tokens = tuple(ids(150))
     starts = [[engine.start(s, 150) for s in (every, cached)]]
-    starts += [[context_row(engine, engine.prefill(tokens[:90], s.needs), tokens[:90], s, 0)[0] for s in (every, cached)]]
+    starts += [[context_cache(engine, engine.prefill(tokens[:90], s.needs), tokens[:90], s, 0)[0] for s in (every, cached)]]
     for start in starts[1:] if every.chunked else starts:
         a, b = (read(engine, [Reading(ids=tokens, row=row, reference=0)], 16)[0] for row in start)
         assert (a.curve("nll") == b.curve("nll")).all()

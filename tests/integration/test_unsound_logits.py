@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +13,13 @@ from transformers import LlamaConfig, PhiConfig
 
 from harness.engine.engine import Engine
 from harness.engine.logits import UNSOUND, divergence, sound
-from harness.engine.requests import Request, Result
-from harness.engine.scheduler import Scheduler
+from harness.engine.requests import Question
 from harness.engine.streams import Reading, read
 from harness.kv.attention import NAME
 from harness.lm_eval.encoding import Window
-from harness.lm_eval.windows import WindowReader
 from harness.stages.stack import Stack
 from tests import lm_eval_tasks
+from tests.asking import owned, windows
 from tests.running import VOCABULARY, on_disk, run
 from tests.tiny_models import SHAPE, build, config, ids
 
@@ -53,12 +53,13 @@ def test_divergence_is_over_what_the_reference_makes_possible() -> None:
 def test_only_the_request_that_has_them_fails(engine: Engine, targets: tuple) -> None:
     """The kind: NaN once gave token 0 again and again, or a choice, and the record was ok."""
 
-    def job(name: str, *held: int) -> Request:
-        return Request(prefix=tuple(ids(30)), stack=Stack(), held=held, max_new=0 if targets else 6, targets=targets, tag=name)
+    def job(name: str, *held: int) -> Question[Any]:
+        return Question(
+            owner=name, prefix=tuple(ids(30)), stack=Stack(), held=held, max_new=0 if targets else 6, targets=targets
+        )
 
-    found: dict[str, Result] = {}
     jobs = [job("before", 5, 6), job("poisoned", 5, POISON), job("after", 7, 8)]
-    Scheduler(engine, 1 << 30).serve(jobs, lambda done: found.update({one.job.tag: one for one in done}))
+    found = owned(engine, jobs)
     assert {name: one.status for name, one in found.items()} == {"before": "ok", "poisoned": "failed", "after": "ok"}
     assert found["poisoned"].error == UNSOUND
 
@@ -68,13 +69,12 @@ def test_a_stream_and_a_window_know_them(engine: Engine) -> None:
     poisoned[90] = POISON
     readings = [Reading(ids=tuple(x), row=engine.start(), reference=i) for i, x in enumerate((text, poisoned))]
     assert [one.sound for one in read(engine, readings, 16)] == [True, False]
-    reader = WindowReader(engine, Scheduler(engine, 1 << 30).forecast, 1 << 30)
     for at, status in ((99, "ok"), (90, "failed"), (10, "failed")):  # the last token is only predicted, never fed
         one = ids(100, seed=1)
         one[at] = POISON
-        (found,) = reader.read([Window(tuple(one), 99)], [Stack()])
-        assert found.served.status == status, at
-    assert found.served.error is not None and UNSOUND in found.served.error
+        (found,) = windows(engine, [Window(tuple(one), 99)], [Stack()])
+        assert found.status == status, at
+    assert found.error is not None and UNSOUND in found.error
 
 
 @pytest.fixture(scope="module")

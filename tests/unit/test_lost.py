@@ -16,7 +16,7 @@ from harness.command import execute
 from harness.configure.arms import arms_of
 from harness.errors import UserError
 from harness.evaluation.assemble import assemble
-from harness.evaluation.recorder import Planned
+from harness.evaluation.planned import Planned
 from harness.models.load import load
 from harness.pages.outputs import write_all
 from harness.records.progress import Snapshot, snapshot, state
@@ -109,6 +109,6 @@ def claims_of(cfg: DictConfig, overrides: list[str]) -> list[str]:
     found = arms_of(cfg, overrides)
     bench = assemble(config, found, weights=False)
     store: Store[Planned] = Store(Path(config["results_dir"]) / bench.setup.run_id)
-    works = bench.works(bench.runner(store))
+    planned = bench.planned(bench.runner(store))
     store.close()
-    return [work.claim for work in works]
+    return [one.claim for one in planned]

@@ -1,4 +1,4 @@
-"""Waves under a memory limit: the same records whatever the limit, one line where nothing fits."""
+"""Batches under a memory limit: the same records whatever the limit, one line where nothing fits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def made(tmp_path: Path, limit: str) -> dict[str, dict]:
     return {record["key"]: record for record in found}
 
 
-def test_small_waves_make_the_same_records(tmp_path: Path) -> None:
+def test_small_batches_make_the_same_records(tmp_path: Path) -> None:
     small, large = made(tmp_path, "8MiB"), made(tmp_path, "4GiB")
     assert small.keys() == large.keys() and len(small) == 2 * 16
     most = {name: max(r["timings"]["wave_rows"] for r in found.values()) for name, found in (("s", small), ("l", large))}
-    assert most["s"] < most["l"], "the limit made the waves smaller"
+    assert most["s"] < most["l"], "the limit made the batches smaller"
     for key, record in small.items():
         other = large[key]
         assert {k: v for k, v in record.items() if k not in VARIES} == {k: v for k, v in other.items() if k not in VARIES}
