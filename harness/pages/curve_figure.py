@@ -7,6 +7,7 @@ lines opens with one line a stack.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd

@@ -7,6 +7,7 @@ paired view of a trace in its `meta`, axes and lines of both views beside the fi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
