@@ -51,7 +51,7 @@ class _Page:
     cells: pd.DataFrame
     curves: Curves
     volumes: Mapping[Panel, tuple[float | None, str | None]]  # hypervolume, or why there is none
-    looks: Mapping[str, Look]
+    looks: dict[str, Look]
     content: dict[str, Any]
 
 
