@@ -202,7 +202,7 @@ STDLIB = "stdlib"
         (IntGroups, {"group": -1}, r"codec\.group=-1"),
         (IntGroups, {"group": 1}, r"codec\.group=1 "),
         (IntGroups, {"group": "32"}, r"codec\.group='32'"),
-        (IntGroups, {"group": None}, r"codec\.group=None is not possible: a whole row .* axis=token"),
+        (IntGroups, {"group": None}, r"codec\.group=None is not possible: null .* needs axis=token"),
         (IntGroups, {"axis": "row"}, r"codec\.axis='row' is not possible: allowed are auto, channel, token, head, tensor"),
         (IntGroups, {"residual": -1}, r"codec\.residual=-1"),
         (IntGroups, {"axis": "channel", "flush_tokens": 48}, r"codec\.flush_tokens=48 .* a multiple of the 32 tokens"),
@@ -234,7 +234,7 @@ def test_case_5_groups_must_divide_head_dim() -> None:
         IntGroups(group=None, axis="token").check(d)
 
 
-def test_rotation_needs_a_power_of_two_and_unturned_limits_are_refused() -> None:
+def test_rotation_needs_a_power_of_two_and_limits_without_rotation_are_refused() -> None:
     codec = conf_tree.member("codec", "hadamard_int4")
     for d in (32, 64, 128, 256):
         codec.check(d)

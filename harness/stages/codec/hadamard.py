@@ -32,7 +32,7 @@ class Hadamard(Codec):
     name: str = ""
 
     def __post_init__(self) -> None:
-        require(self.inner.calibration is None, "codec.inner", self.inner.name, "limits are measured without the rotation")
+        require(self.inner.calibration is None, "codec.inner", self.inner.name, "calibrated limits have no rotation")
         if not self.name:
             object.__setattr__(self, "name", f"hadamard_{self.inner.name}")
 
