@@ -54,10 +54,14 @@ def test_named_templates_with_a_default_are_used() -> None:
 
 @dataclass(frozen=True)
 class Asks:
-    """What notices read of a work."""
+    """What notices read of a planned record."""
 
     example: Example
     seed: int = 0
+
+    @property
+    def answer_room(self) -> int:
+        return self.example.max_new_tokens
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import harness
 from harness.configure.from_python import composed, model_overrides, overrides_of, spelled
 from harness.configure.objects import arm_of, described, divided, with_values
 from harness.errors import UserError
-from harness.evaluation.recorder import cell_part
+from harness.evaluation.planned import arm_digest
 from harness.records.keys import code_hash
 from harness.stages.codec.int8 import Int8
 
@@ -130,9 +130,9 @@ def test_what_cannot_be_composed_is_one_line() -> None:
 )
 def test_another_version_of_a_cell_is_another_key(old: str, new: str) -> None:
     """Kind: a scorer of a notebook was changed, and its older records stood for it."""
-    same = [cell_part(arm_of(stack(cell(CELL)()))) for _ in range(2)]
+    same = [arm_digest(arm_of(stack(cell(CELL)()))) for _ in range(2)]
     assert same[0] == same[1]
-    assert cell_part(arm_of(stack(cell(CELL.replace(old, new))()))) != same[0]
+    assert arm_digest(arm_of(stack(cell(CELL.replace(old, new))()))) != same[0]
 
 
 def test_a_base_of_a_cell_is_part_of_the_key() -> None:
@@ -140,8 +140,8 @@ def test_a_base_of_a_cell_is_part_of_the_key() -> None:
         CELL.replace("class Mine(", "class Base(")
         + "\nclass Mine(Base):\n    def default_recent(self, tokens, sinks):\n        return 0\n"
     )
-    before = cell_part(arm_of(stack(cell(text)())))
-    assert cell_part(arm_of(stack(cell(text.replace("SCALE *", "SCALE +"))()))) != before
+    before = arm_digest(arm_of(stack(cell(text)())))
+    assert arm_digest(arm_of(stack(cell(text.replace("SCALE *", "SCALE +"))()))) != before
 
 
 def test_fields_are_part_of_the_key_and_of_the_label() -> None:
@@ -149,7 +149,7 @@ def test_fields_are_part_of_the_key_and_of_the_label() -> None:
     one, two = arm_of(stack(mine())), arm_of(stack(mine(power=2.0)))
     assert (one.label, two.label) == ("mine", "mine (power 2.0)")
     assert one.point == {"keep.budget.value": 0.5}
-    assert cell_part(one) != cell_part(two)
+    assert arm_digest(one) != arm_digest(two)
 
 
 def test_a_class_without_source_is_refused_with_what_to_do() -> None:
@@ -201,7 +201,7 @@ def test_a_cell_that_names_what_cannot_be_hashed_is_refused_in_one_line() -> Non
 def test_a_class_of_attributes_alone_needs_no_source_of_its_own() -> None:
     text = CELL.replace("class Mine(", "class Base(") + "\nclass Mine(Base):\n    kind = 1\n"
     keys = [
-        cell_part(arm_of(stack(cell(changed)())))
+        arm_digest(arm_of(stack(cell(changed)())))
         for changed in (text, text.replace("kind = 1", "kind = 2"), text.replace("SCALE *", "SCALE +"))
     ]
     assert len(set(keys)) == 3

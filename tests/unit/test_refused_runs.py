@@ -92,7 +92,7 @@ def test_verify_says_why_an_answer_may_differ(
     answers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Kind: "1 differing" of a run that nobody touched, without a word on what decodes beside an answer."""
-    found = verify.Verdict(checked=2, different=["int8 {} a seed 0: output was 'x', now 'y'"], answers=answers, other_code=0)
+    found = verify.Verdict(checked=2, different=["int8 {} a seed 0: output was 'x', now 'y'"], answers=answers, other_version=0)
     monkeypatch.setattr(verify, "verify", lambda *given: found)
     assert verify.main(["run"]) == 1
     printed = capsys.readouterr().out
