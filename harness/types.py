@@ -209,6 +209,7 @@ class Record:
     gold: list[str]
     metric: str
     seed: int
+    batch_invariant: bool = False  # logits are the same bits whatever shares a batch
     higher_is_better: bool = True
     aggregate: str = "mean"
     weight: float = 1.0
@@ -239,7 +240,6 @@ class Record:
     control_text: int = 0  # words of the user's text that the model reads as the template's
     chunk: int | None = None  # streams: tokens fed between two compressions
     order: int | None = None  # of several questions on one context, which one this was, from 1
-    batch_invariant: bool = False  # whether the answer is the same bits whatever decodes beside it
     rope_length: int | None = None  # tokens that the rotation was computed for, where it depends on the length of the text
     status: str = "ok"  # ok | refused | failed | not_exercised
     error: str | None = None

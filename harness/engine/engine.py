@@ -16,9 +16,9 @@ from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
 from harness.engine.logits import sound
 from harness.engine.prepared_model import PreparedModel
 from harness.engine.tiles import tiles
-from harness.kv.attention import CURRENT, Forward
 from harness.kv.batch_views import Batch
 from harness.kv.compat import EntryCache, forward
+from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget
 from harness.kv.positions import held
 from harness.kv.sequence_cache import SequenceCache
@@ -36,7 +36,7 @@ class Engine(PreparedModel):
         `length`: tokens that will be fed in all, those of an answer included; as many as these where it is not given.
         """
         start = time.perf_counter()
-        cache, run, _ = self._forward([self.start(length=length or len(ids))], [ids], [needs], alone=True)
+        cache, run, _ = self._forward([self.start(length=length or len(ids))], [ids], [needs])
         stats = tuple(run.stats[i][0] for i in range(len(self.shape.layers)))
         return Prefix(cache[0], stats, time.perf_counter() - start)
 
@@ -145,11 +145,10 @@ class Engine(PreparedModel):
         every: bool = False,
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
-        alone: bool = False,
     ) -> tuple[list[SequenceCache], Forward, Tensor]:
         """One forward: caches with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`.
 
-        alone: nothing ever shares this forward.
+        needs: only the prefill of a context gives them, which nothing ever shares: its products need no tiles.
         """
         lengths = [len(one) for one in ids]
         starts = [cache.next_position for cache in caches]
@@ -166,7 +165,7 @@ class Engine(PreparedModel):
         try:
             cache = EntryCache(len(self.shape.layers), self.kv_dtype)
             wanted = slice(None) if every else torch.tensor(last, device=device)
-            with held(self.rotary, [cache.length for cache in caches]), tiles(self.invariant and not alone):
+            with held(self.rotary, [cache.length for cache in caches]), tiles(self.invariant and needs is None):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)

@@ -35,7 +35,7 @@ def prepare(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D) and not hasattr(module, "untiled"):
             module.untiled = module.forward
-            module.forward = _tiled(module.forward)
+            module.forward = _tiled(module.forward)  # type: ignore[method-assign]
 
 
 def _tiled(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -46,8 +46,8 @@ def _tiled(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         n = rows.shape[0]
         if n % TILE:
             rows = torch.nn.functional.pad(rows, (0, 0, 0, TILE - n % TILE))
-        out = [product(tile) for tile in rows.split(TILE)]
+        out = [product(tile) for tile in torch.split(rows, TILE)]  # type: ignore[no-untyped-call]
         whole = out[0] if len(out) == 1 else torch.cat(out)
-        return whole[:n].unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
+        return whole[:n].view(*x.shape[:-1], -1)
 
     return forward

@@ -140,6 +140,7 @@ def assemble(config: Mapping[str, Any], arms: Sequence[Arm], *, weights: bool = 
         identity={
             "model": dict(lm.identity),
             "task": config["task"],
+            "batch_invariant": options.batch_invariant,
             "code": identity.code_hash(shared),
             "versions": identity.versions(),
         },
@@ -149,6 +150,7 @@ def assemble(config: Mapping[str, Any], arms: Sequence[Arm], *, weights: bool = 
         shape=engine.shape,
         progress=options.progress,
         views=options.decoded_views == "auto",
+        batch_invariant=options.batch_invariant,
     )
     ready = tuple(_calibrated(arm, engine, lm) for arm in arms)
     return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, arms=ready)

@@ -28,6 +28,7 @@ class Setup:
     kv_dtype: str
     shape: ModelShape
     progress: bool = True
+    batch_invariant: bool = False  # whether logits are the same bits in any company
     views: bool = True  # whether decoded copies of stores may take what a batch leaves of the memory limit
 
 

@@ -69,6 +69,7 @@ class RecordMaker:
             "query_aware": task.query_aware,
             "positions": arm.stack.positions,
             "attn": self.setup.attn,
+            "batch_invariant": self.setup.batch_invariant,
             "storage": "packed",  # until measured
             "kv_dtype": self.setup.kv_dtype,
             "layers_compressed": list(self.setup.shape.full_layers) if arm.stack.compresses else [],

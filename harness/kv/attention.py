@@ -5,9 +5,9 @@ Registered once under our own name. Whatever the current `Forward` says is atten
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,115 +17,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.kv import honoured
 from harness.kv.attention_stats import column_sums, query_moments, step_sums
-from harness.kv.batch_views import Team, Views
-from harness.kv.head_group import Slot
-from harness.kv.rope import LayerRope
-from harness.kv.shape import ModelShape
+from harness.kv.forward import CURRENT, Forward
+from harness.kv.teams import Team
 from harness.kv.token_store import TokenStore, own
 from harness.stages.protocols import Needs, Stats
 
 NAME = "kv_harness"
-
-Store = Mapping[int, Sequence[Slot]]
-"""What one row stores: for each layer, its parts in the order of their heads (none before the first token)."""
-
-
-@dataclass
-class Forward:
-    """One forward of B rows: what each row has stored, how many of its L query tokens are real, what to record.
-
-    After the forward, `new` holds the new K and V of all rows, one pair of tensors [B, layers, H, L, D] in the cache dtype for
-    each group of layers, and `stats` what was recorded, as [layer][row].
-    """
-
-    shape: ModelShape
-    groups: Sequence[tuple[int, ...]]  # layers whose new rows lie in one tensor
-    stores: Sequence[Store]
-    seen: Sequence[int]
-    lengths: Sequence[int]
-    needs: Sequence[Needs]
-    kv_dtype: torch.dtype
-    ropes: Sequence[LayerRope | None] = ()
-    starts: Sequence[int] | None = None  # position of each row's first new token; None: as many as it has seen
-    unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated to their place in the cache
-    teams: Sequence[Team] | None = None  # rows that attend in one call, in order; None: those that are alike in a layer
-    reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
-    errors: dict[int, Tensor] = field(default_factory=dict)  # of a layer, [B, 2]: |out - ref|^2, |ref|^2
-    new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    stats: dict[int, list[Stats]] = field(default_factory=dict)
-    masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
-    picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
-    dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
-
-    def __post_init__(self) -> None:
-        self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
-
-    def keep_new(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Copy a layer's new rows [B, H, L, D], rounded to the cache dtype, beside those of its group."""
-        group, at = self.places[layer]
-        if group not in self.new:
-            b, *rest = key.shape
-            size = (b, len(self.groups[group]), *rest[:-1])
-            both = (torch.empty(*size, x.shape[-1], dtype=self.kv_dtype, device=x.device) for x in (key, value))
-            self.new[group] = (next(both), next(both))
-        for buffer, x in zip(self.new[group], (key, value), strict=True):
-            buffer[:, at] = x
-        self.dtype = key.dtype
-
-    def rows(self, group: int, row: int) -> tuple[Tensor, Tensor]:
-        """A row's new K and V of a group's layers, [layers * H, L, D] with its own L; a view where it can be one."""
-        n = self.lengths[row]
-        k, v = (x[row, :, :, :n].flatten(0, 1) for x in self.new[group])
-        return k, v
-
-    def start(self, row: int) -> int:
-        """Position of a row's first new token."""
-        return self.seen[row] if self.starts is None else self.starts[row]
-
-    def is_unrotated(self, row: int) -> bool:
-        """Whether the row's keys are stored without rotation."""
-        return self.unrotated is not None and self.unrotated[row]
-
-    def mask(self, past: int, length: int, window: int | None) -> Tensor | None:
-        """Bool mask [1, 1, L, past + L] of the causal and sliding-window rule; None where sdpa needs none.
-
-        Stored rows of a full layer are all older than the queries, so only a window looks at positions; sliding layers
-        keep their newest rows, which are contiguous.
-        """
-        key = (past, length, window)
-        if key not in self.masks:
-            query = torch.arange(past, past + length)[:, None]
-            row = torch.arange(past + length)[None]
-            allowed = row <= query
-            slides = window is not None and past + length >= window  # stock hands sdpa a mask from here on
-            if slides:
-                allowed &= row > query - int(window or 0)
-            plain = not slides and (length == 1 or past == 0)
-            self.masks[key] = None if plain else allowed[None, None]
-        return self.masks[key]
-
-    def alike(self, layer: int) -> list[Team]:
-        """Batch rows whose stores have the same shape in a layer, and as many new tokens: they attend in one call."""
-        if self.teams is not None:
-            return list(self.teams)
-        groups: dict[tuple[Any, ...], list[int]] = {}
-        for row, n in enumerate(self.lengths):
-            shape = tuple((part.heads.start, part.heads.stop, part.n) for part, _ in self.stores[row].get(layer, ()))
-            groups.setdefault((n, *shape), []).append(row)
-        return [Team([], rows) for rows in groups.values()]
-
-    def pick(self, x: Tensor, rows: list[int]) -> Tensor:
-        """The batch rows `rows` of x; a view where they follow one another."""
-        if rows[-1] - rows[0] == len(rows) - 1:  # always in rising order
-            return x[rows[0] : rows[0] + len(rows)]
-        key = (*rows, x.device)
-        if key not in self.picks:
-            self.picks[key] = torch.tensor(rows, device=x.device)
-        return x.index_select(0, self.picks[key])
-
-
-CURRENT: ContextVar[Forward] = ContextVar("kv_harness_forward")
 
 
 def attend(
@@ -144,8 +41,8 @@ def attend(
     run, layer = CURRENT.get(), int(module.layer_idx)  # type: ignore[arg-type]
     honoured.refuse(layer in run.stats, f"its layer {layer} attends twice in one forward")
     honoured.check(module, run.shape.layers[layer], key, value, attention_mask, kwargs)
-    call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs)
-    run.keep_new(layer, key, value)
+    call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs, query)
+    key, value = run.keep_new(layer, key, value)
     run.stats[layer] = [Stats()] * len(run.lengths)
     outputs: dict[int, Tensor] = {}  # by the first row they are for
     teams = run.alike(layer)
@@ -180,6 +77,12 @@ class _Call:
     layer: int
     scaling: float
     kwargs: dict[str, Any]
+    query: Tensor
+
+    @cached_property
+    def scaled_BQD(self) -> Tensor:
+        """A single new query of every row times the scaling, fp32."""
+        return self.query[:, :, 0].float() * self.scaling
 
     @property
     def window(self) -> int | None:
@@ -195,27 +98,30 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
         heads = slice(slots[0].head_group.heads.start, slots[0].head_group.heads.stop) if slots else slice(0, k.shape[1])
         part_q = q[:, heads.start * group : heads.stop * group]
         if team.views is not None:
-            all_k, all_v = _shown(call, team.views, slots[0].head_group.n, heads, (k, v))
+            all_k, all_v = _shown(call, team, slots[0].head_group.n, heads, length)
         else:
-            all_k = _joined([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads])
-            all_v = _joined([(slot.head_group.values, slot.at) for slot in slots], v[:, heads])
+            all_k = _joined([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
+            all_v = _joined([(slot.head_group.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
             _turn_stored(call, rows, all_k, length)
         mask = run.mask(all_k.shape[2] - length, length, call.window)
         mask = mask if mask is None else mask.to(q.device)
         out, _ = sdpa_attention_forward(call.module, part_q, all_k, all_v, mask, scaling=call.scaling, **call.kwargs)
         outputs.append(out)
-        _record(call, rows, part_q, all_k)
+        _record(call, rows, heads, part_q, all_k)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
-def _shown(call: _Call, views: Sequence[Views], n: int, heads: slice, new: tuple[Tensor, Tensor]) -> list[Tensor]:
+def _shown(call: _Call, team: Team, n: int, heads: slice, length: int) -> list[Tensor]:
     """The same from views: K and V [R, H, N + L, D] of some heads, the new tokens written behind the N stored ones."""
     group, at = call.run.places[call.layer]
-    shown, stop = [], n + new[0].shape[2]
-    for x, new_RHLD in zip(views[group].both, new, strict=True):
-        view = x[at, :, heads, :stop]
-        view[:, :, n:] = new_RHLD[:, heads]
-        shown.append(view)
+    assert team.views is not None
+    both = call.run.both.get(group)
+    new = [x[None] for x in call.run.new[group]] if both is None else [both]
+    rows, shown = slice(team.rows[0], team.rows[-1] + 1), list[Tensor]()
+    for x, new_SBYHLD in zip(team.views[group].stored, new, strict=True):
+        view = x[:, at, :, heads, : n + length]
+        view[..., n:, :] = new_SBYHLD[:, rows, at, heads, :length]
+        shown += view.unbind(0)
     return shown
 
 
@@ -241,19 +147,19 @@ def _turn_stored(call: _Call, rows: list[int], k_RHND: Tensor, length: int) -> N
             k_HND[:, :n] = rope.range(k_HND[:, :n], call.run.start(row) - n)
 
 
-def _record(call: _Call, rows: list[int], q: Tensor, k: Tensor) -> None:
-    """Statistics that each row asked for; rows that want column sums are summed in one go."""
+def _record(call: _Call, rows: list[int], heads: slice, q: Tensor, k: Tensor) -> None:
+    """Statistics that each row asked for; a step's column sums are made in one go."""
     needs = [call.run.needs[row] if call.window is None else Needs() for row in rows]
     if not any(needs):
         return
     sums: dict[int, Tensor] = {}
     if wanted := [i for i, need in enumerate(needs) if need.column_sums]:
-        some_q, some_k = call.run.pick(q, wanted), call.run.pick(k, wanted)
         if q.shape[2] == 1:
-            found = step_sums(some_q[:, :, 0], some_k, call.scaling)
-        else:
-            flat = column_sums(some_q.flatten(0, 1), some_k.flatten(0, 1), call.scaling)
-            found = flat.unflatten(0, (len(wanted), -1))  # type: ignore[no-untyped-call]
+            group = q.shape[1] // k.shape[1]
+            scaled = call.run.pick(call.scaled_BQD, [rows[i] for i in wanted])[:, heads.start * group : heads.stop * group]
+            found: Sequence[Tensor] = list(step_sums(scaled, call.run.pick(k, wanted)))
+        else:  # summed block by block, and the size of a block must be the row's own affair
+            found = [column_sums(q[i], k[i], call.scaling) for i in wanted]
         sums = dict(zip(wanted, found, strict=True))
     for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
         if not need:

@@ -33,12 +33,13 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float) -> Tensor:
     return sums_HN / group
 
 
-def step_sums(q_RQD: Tensor, k_RHND: Tensor, scaling: float) -> Tensor:
-    """`column_sums` for a single new query in each of R sequences, [R, H, N] fp32."""
+def step_sums(q_RQD: Tensor, k_RHND: Tensor) -> Tensor:
+    """`column_sums` for a single new query in each of R sequences, fp32 and scaled, [R, H, N] fp32."""
     (r, n_q, d), h = q_RQD.shape, k_RHND.shape[1]
-    q_RHGD = (q_RQD.float() * scaling).view(r, h, n_q // h, d)
-    sums_RHN: Tensor = (q_RHGD @ k_RHND.float().mT).softmax(-1).sum(2)
-    return sums_RHN.div_(n_q // h)
+    q_RHGD = q_RQD.reshape(r, h, n_q // h, d)
+    # Rows and heads in one axis: a product over two of them would copy keys that are a slice of something larger.
+    scores = torch.bmm(q_RHGD.flatten(0, 1), k_RHND.float().flatten(0, 1).mT)
+    return scores.softmax(-1).mean(1).view(r, h, -1)
 
 
 def query_moments(q_QLD: Tensor) -> tuple[Tensor, Tensor]:

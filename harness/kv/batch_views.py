@@ -1,7 +1,7 @@
 """Decoded copies of the stores of a batch, kept between forwards: the evaluator's scratch, never a stack's bytes.
 
-Sequences that hold as many tokens in every layer and head are a team: they attend in one call, and their decoded keys and values
-lie in one tensor for each group of layers, [layers, R, H, room, D]. New tokens are written behind the stored ones, in place;
+Sequences that hold as many tokens in every layer and head are a team: they attend in one call, and their decoded keys and
+values lie in one tensor for each group of layers, [layers, R, H, room, D]. New tokens are written in place;
 what a codec then encodes is decoded again, and nothing else; evictions copy what stays. The stores themselves are not touched,
 and a view holds, bit for bit, what the store would decode to.
 """
@@ -10,93 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from harness.kv.teams import ROOM, Team, Views
 from harness.kv.token_store import TokenStore
 
 if TYPE_CHECKING:
-    from harness.kv.attention import Forward
+    from harness.kv.forward import Forward
     from harness.kv.head_group import HeadGroup
     from harness.kv.sequence_cache import SequenceCache
     from harness.kv.shape import ModelShape
     from harness.stages.keep import Choice
-
-ROOM = 64  # tokens that a view can grow by before it is copied into a larger one
-
-
-@dataclass(eq=False)
-class Views:
-    """Decoded K and V of a team in one group of layers, [layers, R, H, room, D] each; a third buffer takes what stays."""
-
-    layers: tuple[int, ...]
-    both: list[Tensor]
-    spare: Tensor | None
-
-    @classmethod
-    def empty(
-        cls,
-        layers: tuple[int, ...],
-        size: tuple[int, int, int],
-        dims: tuple[int, int],
-        dtype: torch.dtype,
-        evicts: bool,
-        device: torch.device,
-    ) -> Views:
-        """size: R, H, room; dims: of keys and values."""
-        r, h, room = size
-        both = [torch.zeros(len(layers), r, h, room, d, dtype=dtype, device=device) for d in dims]
-        spare = torch.empty(max(x.numel() for x in both), dtype=dtype, device=device) if evicts else None
-        return cls(layers, both, spare)
-
-    @property
-    def room(self) -> int:
-        """Tokens that fit."""
-        return int(self.both[0].shape[3])
-
-    def grow(self, room: int) -> None:
-        """Make room for so many tokens."""
-        if room > self.room:
-            self.both = [torch.nn.functional.pad(x, (0, 0, 0, room + ROOM - self.room)) for x in self.both]
-
-    def of_rows(self, rows: list[int]) -> Views:
-        """Those of some of the rows."""
-        chosen = torch.tensor(rows, device=self.both[0].device)
-        return Views(self.layers, [x.index_select(1, chosen) for x in self.both], self.spare)
-
-    def keep(self, index_LRHM: Tensor, room: int) -> None:
-        """Copy the tokens index_LRHM of every layer, row and head to the front, with `room` free places behind them."""
-        index = torch.nn.functional.pad(index_LRHM, (0, room))
-        layers, r, h, n = index.shape
-        starts = torch.arange(0, layers * r * h * self.room, self.room, device=index.device)
-        flat = (index + starts.view(layers, r, h, 1)).flatten()
-        for i, x in enumerate(self.both):
-            out, size = self.spare, flat.numel() * x.shape[-1]
-            if out is None or out.numel() < size:
-                out = x.new_empty(size)
-            self.both[i] = torch.index_select(x.flatten(0, 3), 0, flat, out=out[:size].view(-1, x.shape[-1])).view(
-                layers, r, h, n, x.shape[-1]
-            )
-            self.spare = x.flatten()
-
-
-@dataclass(eq=False)
-class Team:
-    """Sequences of one shape: the numbers the caller gave them, their rows in this forward, and their views if there are any."""
-
-    members: list[int]
-    rows: list[int] = field(default_factory=list)
-    views: list[Views] | None = None  # one for each group of layers
-
-    def of(self, members: list[int]) -> Team:
-        """A team of some of the members."""
-        if members == self.members:
-            return self
-        at = [self.members.index(i) for i in members]
-        return Team(members, views=None if self.views is None else [one.of_rows(at) for one in self.views])
 
 
 class Batch:
@@ -144,32 +71,45 @@ class Batch:
             return
         if any(row.unrotated or not row.head_groups for row in rows):  # what is turned whenever it is read is not kept
             return
-        views, evicts = [], rows[0].stack.evicts_steps
-        sizes = [
-            (len(rows), self.shape.layers[g[0]].heads, _longest(rows[0], g) + length + (0 if evicts else ROOM))
-            for g in self.groups
-        ]
-        dims = [(self.shape.layers[g[0]].d_key, self.shape.layers[g[0]].d_value) for g in self.groups]
-        parts = [(math.prod(s) * len(g), d) for g, s, d in zip(self.groups, sizes, dims, strict=True)]
-        need = sum(n * (sum(d) + max(d) * evicts) for n, d in parts) * self.dtype.itemsize
-        if need + self.nbytes > self.room:
-            return
-        for g, size, dim in zip(self.groups, sizes, dims, strict=True):
-            device = rows[0].slots[g[0]][0].head_group.keys.tail_HND.device
-            views.append(Views.empty(g, size, dim, self.dtype, evicts, device))
-        for i, row in enumerate(rows):
-            for one in views:
-                for at, layer in enumerate(one.layers):
-                    for slot in row.slots[layer]:
-                        heads = slice(slot.head_group.heads.start, slot.head_group.heads.stop)
-                        for x, side in zip(one.both, (slot.head_group.keys, slot.head_group.values), strict=True):
-                            side.write_to(x[at, i, heads, : slot.head_group.n], slot.at)
-        team.views = views
+        views = [self._empty(group, rows, length) for group in self.groups] if self._fits(rows, length) else []
+        for one in views:
+            for i, row in enumerate(rows):
+                _decode(one, i, row)
+        team.views = views or None
+
+    def _size(self, group: tuple[int, ...], rows: list[SequenceCache], length: int) -> tuple[int, int, int]:
+        """R, H, and tokens that views get room for: where every step evicts, no more than the next ones."""
+        room = length + (0 if rows[0].stack.evicts_steps else ROOM)
+        return len(rows), self.shape.layers[group[0]].heads, _longest(rows[0], group) + room
+
+    def _fits(self, rows: list[SequenceCache], length: int) -> bool:
+        need = 0
+        for group in self.groups:
+            dims = self._dims(group)
+            each = sum(dims) + (max(dims) * (2 if dims[0] == dims[1] else 1) if self._copies(group, rows) else 0)
+            need += math.prod(self._size(group, rows, length)) * len(group) * each
+        return need * self.dtype.itemsize + self.nbytes <= self.room
+
+    def _empty(self, group: tuple[int, ...], rows: list[SequenceCache], length: int) -> Views:
+        device = rows[0].slots[group[0]][0].head_group.keys.tail_HND.device
+        size, dims = (len(group), *self._size(group, rows, length)), self._dims(group)
+        shapes = [(2, *size, dims[0])] if dims[0] == dims[1] else [(1, *size, d) for d in dims]
+        stored = [torch.zeros(shape, dtype=self.dtype, device=device) for shape in shapes]
+        most = max(x.numel() for x in stored)
+        return Views(group, stored, stored[0].new_empty(most) if self._copies(group, rows) else None)
+
+    def _dims(self, group: tuple[int, ...]) -> tuple[int, int]:
+        layer = self.shape.layers[group[0]]
+        return layer.d_key, layer.d_value
+
+    def _copies(self, group: tuple[int, ...], rows: list[SequenceCache]) -> bool:
+        """Whether what stays is copied again and again: evictions, and sliding windows."""
+        return rows[0].stack.evicts_steps or self.shape.layers[group[0]].window is not None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all views."""
-        held = [x for team in self.teams for one in team.views or () for x in (*one.both, one.spare) if x is not None]
+        held = [x for team in self.teams for one in team.views or () for x in (*one.stored, one.spare) if x is not None]
         return sum(x.numel() for x in held) * self.dtype.itemsize
 
     def follow(
@@ -186,18 +126,23 @@ class Batch:
                     _encoded(one, i, run, g, before[b], grown[b])
                 stay = [_stay(one, before[b], run.lengths[b], self._window(g), choices[b]) for b in team.rows]
                 if any(x is not None for x in stay):
-                    heads, longest = one.both[0].shape[2], max(x.shape[-1] for x in stay if x is not None)
-                    longest = max(
-                        [longest, *(_longest(grown[b], one.layers) for b, x in zip(team.rows, stay, strict=True) if x is None)]
-                    )
-                    every = torch.arange(longest, device=one.both[0].device).expand(len(one.layers), heads, -1)
-                    index = torch.stack(
-                        [every if x is None else torch.nn.functional.pad(x, (0, longest - x.shape[-1])) for x in stay], 1
-                    )
-                    one.keep(index, max(run.lengths[team.rows[0]], *(grown[b].stack.every for b in team.rows)))
+                    room = max(run.lengths[team.rows[0]], *(grown[b].stack.every for b in team.rows))
+                    one.keep(_together(one, stay, max(_longest(grown[b], one.layers) for b in team.rows)), room)
 
     def _window(self, group: int) -> int | None:
         return self.shape.layers[self.groups[group][0]].window
+
+
+def _together(one: Views, stay: Sequence[Tensor | None], most: int) -> Tensor:
+    """The indices of all rows, [layers, R, H, M]; None: all tokens, at most `most`. What fills up is never read."""
+    longest = max(most if x is None else x.shape[-1] for x in stay)
+    heads, device = one.stored[0].shape[3], one.stored[0].device
+    filled = []
+    for x in stay:
+        if x is None:
+            x = torch.arange(longest, device=device).expand(len(one.layers), heads, -1)
+        filled.append(x if x.shape[-1] == longest else torch.nn.functional.pad(x, (0, longest - x.shape[-1])))
+    return torch.stack(filled, 1)
 
 
 def _shape(row: SequenceCache, length: int) -> object:
@@ -206,6 +151,15 @@ def _shape(row: SequenceCache, length: int) -> object:
 
 def _longest(row: SequenceCache, layers: tuple[int, ...]) -> int:
     return max(slot.head_group.n for layer in layers for slot in row.slots[layer])
+
+
+def _decode(one: Views, i: int, row: SequenceCache) -> None:
+    """Write all that a row stores into its place in the views."""
+    for at, layer in enumerate(one.layers):
+        for part, where in row.slots[layer]:
+            heads = slice(part.heads.start, part.heads.stop)
+            for x, side in zip(one.both, (part.keys, part.values), strict=True):
+                side.write_to(x[at, i, heads, : part.n], where)
 
 
 def _encoded(one: Views, i: int, run: Forward, group: int, before: SequenceCache, grown: SequenceCache) -> None:
@@ -236,7 +190,7 @@ def _decode_newer(view_LHND: Tensor, run: Forward, part: HeadGroup, side: TokenS
 
 def _stay(one: Views, before: SequenceCache, length: int, window: int | None, choices: list[Choice] | None) -> Tensor | None:
     """Which tokens of a row's views stay, [layers, H, M]; None when all do."""
-    heads, device = int(one.both[0].shape[2]), one.both[0].device
+    heads, device = int(one.stored[0].shape[3]), one.stored[0].device
     if window is not None:
         n = _longest(before, one.layers) + length
         return None if n < window else torch.arange(n - window + 1, n, device=device).expand(len(one.layers), heads, -1)

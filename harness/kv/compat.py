@@ -115,10 +115,7 @@ class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we c
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if key_states.dtype == self.kv_dtype:
-            return key_states, value_states
-        k, v = (x.to(self.kv_dtype).to(x.dtype) for x in (key_states, value_states))
-        return k, v
+        return key_states, value_states
 
 
 def forward(model: PreTrainedModel, ids_BL: Tensor, positions_BL: Tensor, cache: Cache, logits: Tensor | slice) -> Tensor:

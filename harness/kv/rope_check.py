@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.kv.attention import CURRENT, Forward
 from harness.kv.compat import EntryCache, forward
+from harness.kv.forward import CURRENT, Forward
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.stages.protocols import Needs

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.kv.attention import Forward
+from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup, Slot, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.kv.attention import Forward
+from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
@@ -29,7 +29,7 @@ def new_tokens(run: Forward, group: int, member: int, seen: int, rope: LayerRope
     k, v = map(own, run.rows(group, member))
     if rope is not None:
         k = rope.unrotate(k, torch.arange(run.start(member), run.start(member) + k.shape[1], device=k.device))
-    pos = torch.arange(seen, seen + k.shape[1], dtype=torch.int32, device=k.device).expand(k.shape[0], -1)
+    pos = run.positions(seen, k.shape[1], k.device).expand(k.shape[0], -1)
     return KV(k, v, pos)
 
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+
+@lru_cache(maxsize=32)
+def _starts(heads: int, n: int, device: torch.device) -> Tensor:
+    """Where the tokens of each head begin in a flat axis of all heads' tokens, [heads, 1]."""
+    return torch.arange(heads, device=device)[:, None] * n
 
 
 class TokenIndex:
@@ -18,7 +25,7 @@ class TokenIndex:
 
     def __init__(self, index_HM: Tensor, heads: Tensor | None = None) -> None:
         self.index_HM, self.heads = index_HM, heads
-        self._flat: dict[int, Tensor] = {}
+        self._flat: dict[tuple[int, bool], Tensor] = {}
         self._whole: dict[tuple[int, int], bool] = {}
 
     def of(self, old: Tensor, new: Tensor | None = None) -> Tensor:
@@ -28,7 +35,11 @@ class TokenIndex:
         """
         if new is not None and not self._keeps_all(old.shape[1], new.shape[1]):
             old, new = torch.cat((old, new), 1), None
-        out = old.flatten(0, 1).index_select(0, self._flat_index(old.shape[1])).view(*self.index_HM.shape, *old.shape[2:])
+        out = (
+            old.flatten(0, 1)
+            .index_select(0, self._flat_index(old.shape[1], beyond=new is not None))
+            .view(*self.index_HM.shape, *old.shape[2:])
+        )
         if new is not None:
             out[:, -new.shape[1] :] = self.of_heads(new)
         return out
@@ -37,11 +48,13 @@ class TokenIndex:
         """The chosen heads of x [H', ...] with all their tokens; x itself if all are chosen."""
         return x if self.heads is None else x.index_select(0, self.heads)
 
-    def _flat_index(self, n: int) -> Tensor:
-        if n not in self._flat:
-            heads = self.heads if self.heads is not None else torch.arange(len(self.index_HM), device=self.index_HM.device)
-            self._flat[n] = (self.index_HM.clamp(max=n - 1) + heads[:, None] * n).flatten()
-        return self._flat[n]
+    def _flat_index(self, n: int, beyond: bool) -> Tensor:
+        key = (n, beyond)
+        if key not in self._flat:
+            index = self.index_HM.clamp(max=n - 1) if beyond else self.index_HM
+            starts = _starts(len(index), n, index.device) if self.heads is None else self.heads[:, None] * n
+            self._flat[key] = (index + starts).flatten()
+        return self._flat[key]
 
     def _keeps_all(self, n: int, length: int) -> bool:
         """Whether every head keeps all `length` tokens behind the first n, so that they need no index."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -132,11 +133,11 @@ class Keep:
         n = scores_LHN.shape[-1]
         stop = n - recent
         scores_LHM = scores_LHN[..., sinks:stop]
-        if not bool(torch.isfinite(scores_LHM).all()):
+        if not bool((scores_LHM - scores_LHM == 0).all()):  # neither infinite nor not a number
             layer = views[int(torch.isfinite(scores_LHM).flatten(1).all(1).int().argmin())].layer
             raise ValueError(f"keep.scorer={type(self.scorer).__name__} returned a score that is not finite in layer {layer}")
         order_LHM = scores_LHM.argsort(dim=-1, descending=True, stable=True)
-        first, last = torch.arange(sinks, device=order_LHM.device), torch.arange(stop, n, device=order_LHM.device)
+        first, last = _places(0, sinks, order_LHM.device), _places(stop, n, order_LHM.device)
 
         def kept(order: Tensor, count: int) -> Tensor:
             middle = order[..., :count].sort(-1).values + sinks
@@ -151,3 +152,8 @@ class Keep:
             for view, order_HM, layer in zip(views, order_LHM, counts, strict=True)
             for h, count in enumerate(layer)
         ]
+
+
+@lru_cache(maxsize=32)
+def _places(start: int, stop: int, device: torch.device) -> Tensor:
+    return torch.arange(start, stop, device=device)

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from harness.engine.engine import Engine
-from harness.kv.attention import CURRENT
 from harness.kv.compat import EntryCache, forward
+from harness.kv.forward import CURRENT
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs
 from tests import tiny_models

@@ -1,0 +1,72 @@
+"""Sequences of a batch that attend in one call, and the decoded copy of their stores that is kept between forwards."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+ROOM = 64  # tokens that a view can grow by before it is copied into a larger one
+
+
+@dataclass(eq=False)
+class Views:
+    """Decoded K and V of a team in one group of layers.
+
+    stored: one tensor [2, layers, R, H, room, D], or where keys and values differ in width one [1, ...] each. spare: takes what
+    stays when tokens are evicted, and then changes places with it.
+    """
+
+    layers: tuple[int, ...]
+    stored: list[Tensor]
+    spare: Tensor | None
+
+    @property
+    def both(self) -> list[Tensor]:
+        """K and V, [layers, R, H, room, D]."""
+        return [one for x in self.stored for one in x.unbind(0)]
+
+    @property
+    def room(self) -> int:
+        """Tokens that fit."""
+        return int(self.stored[0].shape[4])
+
+    def grow(self, room: int) -> None:
+        """Make room for so many tokens."""
+        if room > self.room:
+            self.stored = [torch.nn.functional.pad(x, (0, 0, 0, room + ROOM - self.room)) for x in self.stored]
+
+    def of_rows(self, rows: list[int]) -> Views:
+        """Those of some of the rows."""
+        chosen = torch.tensor(rows, device=self.stored[0].device)
+        return Views(self.layers, [x.index_select(2, chosen) for x in self.stored], self.spare)
+
+    def keep(self, index_YRHN: Tensor, room: int) -> None:
+        """Copy the tokens index_YRHN of every layer, row and head to the front, with `room` free places behind them."""
+        index = torch.nn.functional.pad(index_YRHN, (0, room))
+        for i, x in enumerate(self.stored):
+            starts = torch.arange(0, math.prod(x.shape[:4]) * self.room, self.room, device=index.device)
+            flat = (index + starts.view(*x.shape[:4], 1)).flatten()
+            out, size = self.spare, flat.numel() * x.shape[-1]
+            if out is None or out.numel() < size:
+                out = x.new_empty(size)
+            kept = torch.index_select(x.flatten(0, 4), 0, flat, out=out[:size].view(-1, x.shape[-1]))
+            self.stored[i], self.spare = kept.view(*x.shape[:4], -1, x.shape[-1]), x.flatten()
+
+
+@dataclass(eq=False)
+class Team:
+    """Sequences of one shape: the caller's numbers for them, their rows in this forward, their views if there are any."""
+
+    members: list[int]
+    rows: list[int] = field(default_factory=list)
+    views: list[Views] | None = None  # one for each group of layers
+
+    def of(self, members: list[int]) -> Team:
+        """A team of some of the members."""
+        if members == self.members:
+            return self
+        at = [self.members.index(i) for i in members]
+        return Team(members, views=None if self.views is None else [one.of_rows(at) for one in self.views])
