@@ -5,16 +5,17 @@ Immutable: every method returns a new head group that shares unchanged tensors, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from harness.kv.rope import LayerRope
 from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads, TokenIndex
-from harness.stages.protocols import Stats
+from harness.stages.protocols import LayerView, Stats
 from harness.types import KV
 
 
@@ -133,3 +134,39 @@ def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
     chosen = torch.tensor(index, device=new.k_HND.device)
     k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
     return KV(k, v, pos)
+
+
+def head_group_view(
+    group: HeadGroup, stats: Mapping[int, Stats], seen: int, seed: int, rope: LayerRope | None, *, rotated: bool
+) -> LayerView:
+    """View of all layers of a head group, with the single layers in `each`.
+
+    stats: by layer; column sums stored with the group replace those in `stats`. rotated: False if the stored keys have no
+    rotation; the view then rotates them by their index in the cache, as attention does.
+    """
+    pos = group.positions(seen)
+
+    def keys(at: slice) -> Tensor:
+        stored = group.keys.read(torch.float32, at)
+        return stored if rotated or rope is None else rope.range(stored, 0)
+
+    def view(layers: Sequence[int], at: slice, each: tuple[LayerView, ...] = ()) -> LayerView:
+        found = Stats.join([stats[layer] for layer in layers])
+        if group.sums_HN is not None:
+            found = replace(found, column_sums_HN=group.sums_HN[at])
+        return LayerView(
+            layer=layers[0],
+            seen=seen,
+            pos_HN=pos[at],
+            stats=found,
+            read_keys=lambda: keys(at),
+            read_values=lambda: group.values.read(torch.float32, at),
+            seed=seed,
+            rope=rope,
+            each=each,
+        )
+
+    whole, layers = slice(0, group.heads.n), group.heads.layers
+    if len(layers) == 1:
+        return view(layers, whole)
+    return view(layers, whole, tuple(view((layer,), group.slot(layer)) for layer in layers))

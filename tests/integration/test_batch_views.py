@@ -11,9 +11,9 @@ from torch import Tensor
 
 from harness.engine.engine import Answer, Ask, Engine
 from harness.engine.streams import Read, Reading, read
+from harness.errors import UserError
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.encoded import Heads
-from harness.types import UserError
 from tests import conf_tree, tiny_models
 from tests.tiny_models import ids
 
@@ -116,11 +116,11 @@ def test_streams_with_views_give_the_same_curves(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("name", conf_tree.members("codec"))
-def test_a_codec_by_rows_decodes_some_of_its_rows_to_the_same_bits(name: str) -> None:
+def test_a_codec_by_tokens_decodes_some_of_its_rows_to_the_same_bits(name: str) -> None:
     x = torch.randn(6, 256, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     for role in ("keys", "values"):
         codec = conf_tree.member("codec", name).for_role(role)
-        if not codec.by_rows or codec.calibration is not None:
+        if not codec.by_tokens or codec.calibration is not None:
             continue
         codec = codec.fit(x, Heads((0, 1, 2), 0, 2))
         n = 256 // codec.flush * codec.flush
