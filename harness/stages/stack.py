@@ -95,8 +95,8 @@ class Stack:
                 raise UserError(
                     f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict "
                     f"single tokens of blocks of {codec.block} tokens that share a scale; legal are phase=prefill (evict, then "
-                    f"encode), a scale per token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one that never "
-                    "changes (int8_static, fp8_e4m3)"
+                    f"encode), a scale per token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one "
+                    "that never changes (int8_static, fp8_e4m3)"
                 )
 
     @property
