@@ -93,10 +93,10 @@ class Stack:
                 )
             if codec.block > 1:
                 raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict single "
-                    f"tokens from blocks of {codec.block} that share a scale; legal are phase=prefill (evict, then encode), "
-                    f"a scale per token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one that never "
-                    "changes (int8_static, fp8_e4m3)"
+                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict "
+                    f"single tokens of blocks of {codec.block} tokens that share a scale; legal are phase=prefill (evict, then "
+                    f"encode), a scale per token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one "
+                    "that never changes (int8_static, fp8_e4m3)"
                 )
 
     @property
