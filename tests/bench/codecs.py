@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from harness.stages.encoded import Heads
-from tests import conf_tree
+from tests.support import conf_tree
 
 LAYERS, HEADS, ROWS, D = 30, 3, 4096, 64
 BASE = "int8"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.sweeping import Sweep, survives
+from tests.support.sweeping import Sweep, survives
 
 NAMESPACE = (
     "unshare",

@@ -24,9 +24,9 @@ from harness.stages.protocols import Stats
 from harness.stages.score.h2o import H2O
 from harness.stages.stack import Stack
 from harness.types import KV
-from tests import conf_tree
-from tests.oracles import nbytes
-from tests.tiny_models import build, ids, tiny_a, tiny_g
+from tests.support import conf_tree
+from tests.support.oracles import nbytes
+from tests.support.tiny_models import build, ids, tiny_a, tiny_g
 
 NEEDS = conf_tree.everything()
 

@@ -15,8 +15,8 @@ from harness.stages.codec.int_groups import IntGroups
 from harness.stages.codec.kivi import Kivi
 from harness.stages.encoded import Encoded
 from harness.stages.limits import Calibration, Limits
-from tests import conf_tree
-from tests.codec_rows import encoded, heads_of, normal, stored
+from tests.support import conf_tree
+from tests.support.codec_rows import encoded, heads_of, normal, stored
 
 F16 = torch.float16
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from tests.oracles import keep
-from tests.oracles.hand import C, keys, queries
+from tests.support.oracles import keep
+from tests.support.oracles.hand import C, keys, queries
 
 # --- attention ---------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.oracles import nbytes
+from tests.support.oracles import nbytes
 
 
 def test_bytes_of_the_case_table() -> None:

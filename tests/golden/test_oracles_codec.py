@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.oracles import codec
+from tests.support.oracles import codec
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.oracles import keep, steps
-from tests.oracles.hand import C, keys, queries
+from tests.support.oracles import keep, steps
+from tests.support.oracles.hand import C, keys, queries
 
 
 def test_streaming_steps() -> None:

@@ -1,0 +1,95 @@
+"""Every member of conf/{compress,keep,codec}, found through the YAML tree: a new one is tried by the tests on arrival."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from harness.stages.codec.base import Codec
+from harness.stages.encoded import Heads
+from harness.stages.keep import Keep
+from harness.stages.limits import Limits
+from harness.stages.protocols import Needs
+from harness.stages.stack import Stack
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+@dataclass(frozen=True)
+class Flat(Limits):
+    """One limit for every channel of any model: a calibration table for models that were never calibrated."""
+
+    by_layer: dict[int, torch.Tensor] = field(default_factory=dict)
+    limit: float = 8.0
+
+    def of(self, heads: Heads, d: int) -> torch.Tensor:
+        return torch.full((heads.n, d), self.limit)
+
+
+def members(group: str) -> list[str]:
+    """Names in a group, sorted."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def everything() -> Needs:
+    """What all members of conf/keep together ask to be recorded."""
+    needs = Needs()
+    for name in members("keep"):
+        needs |= keep(name, 100).needs
+    return needs
+
+
+@lru_cache
+def composed(group: str, name: str) -> DictConfig:
+    """A member as Hydra composes it, its defaults list included."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        found: DictConfig = hydra.compose(overrides=[f"+{group}@it={name}"]).it
+    return found
+
+
+def config(group: str, name: str, *changes: str) -> dict[str, Any]:
+    """Resolved configuration of a member; `changes` are relative to it, such as budget.value=8."""
+    changed = OmegaConf.merge(composed(group, name), OmegaConf.from_dotlist(list(changes)))
+    found: dict[str, Any] = OmegaConf.to_container(changed, resolve=True)  # type: ignore[assignment]
+    return {k: v for k, v in found.items() if k not in ("name", "points")} if group == "compress" else found
+
+
+def member(group: str, name: str, *changes: str) -> Any:
+    """A member of keep or codec, instantiated; a codec that asks for calibration gets the flat table."""
+    found = instantiate(config(group, name, *changes), _convert_="all")
+    return _calibrated(found) if group == "codec" else found
+
+
+def _calibrated(codec: Codec) -> Codec:
+    return codec if codec.calibration is None else codec.calibrated(Flat())
+
+
+def split(group: str, name: str) -> Any:
+    """A member of layers or heads, instantiated as part of a keep."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        found = hydra.compose(overrides=["+keep@it=knorm", f"{group}@it.{group}={name}"]).it
+        return instantiate(OmegaConf.to_container(found, resolve=True)[group], _convert_="all")
+
+
+def stack(name: str, *changes: str) -> Stack:
+    """A member of compress, instantiated, as `member` does."""
+    found = member("compress", name, *changes)
+    assert isinstance(found, Stack)
+    return replace(found, keys=_calibrated(found.keys), values=_calibrated(found.values))
+
+
+def keep(name: str, tokens: int, **changes: Any) -> Keep:
+    """A member of keep under a budget of tokens; changes replace its fields, such as layers and heads."""
+    parts = config("keep", name)
+    parts = parts | {"budget": parts["budget"] | {"unit": "tokens", "value": tokens}}
+    found: Keep = replace(instantiate(parts, _convert_="all"), **changes)
+    return found

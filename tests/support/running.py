@@ -1,0 +1,46 @@
+"""Runs of the command in this process, and small models on disk to run; it knows no expectation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+from transformers import PretrainedConfig, PreTrainedModel
+
+from harness.command import execute
+from harness.models.random_model import byte_tokenizer
+from harness.records.shards import load_records
+from tests.support.tiny_models import build
+
+CONF = Path(__file__).parents[2] / "conf"
+VOCABULARY = 258  # of the byte tokenizer
+
+
+@contextmanager
+def composed(*overrides: str) -> Iterator[DictConfig]:
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        yield hydra.compose("config", overrides=list(overrides))
+    GlobalHydra.instance().clear()
+
+
+def run(results: Path, *overrides: str) -> list[dict[str, Any]]:
+    """The records of a run on short local text, in the order they were written."""
+    given = ["corpus=stdlib", "progress=false", f"results_dir={results}", *overrides]
+    with composed(*given) as config:
+        folder, _ = execute(config, given)
+    return list(load_records(folder))
+
+
+def on_disk(folder: Path, settings: PretrainedConfig, model: PreTrainedModel | None = None) -> tuple[str, ...]:
+    """A model as users have it, with a byte tokenizer; returns the overrides that choose it."""
+    folder.mkdir(parents=True)
+    (model or build(settings, "sdpa")).save_pretrained(folder)
+    settings.save_pretrained(folder)
+    byte_tokenizer(int(settings.get_text_config().max_position_embeddings)).save_pretrained(folder)
+    return "model=local", f"model.path={folder}", "model.tokenizer=bytes", "model.device=cpu"

@@ -1,0 +1,38 @@
+"""Names of stacks in figures: only what tells a stack from its siblings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.analysis.findings import findings
+from harness.analysis.labels import shortened
+from harness.pages import dashboard
+from tests.support.browser import content
+from tests.support.record_factory import grid, make
+
+
+def test_what_all_siblings_have_is_left_out() -> None:
+    stacks = ["full", "keydiff, recent 0", "keydiff, recent 0, always", "int8, keys alone"]
+    assert list(shortened(stacks).values()) == ["full", "keydiff", "keydiff, always", "int8, keys alone"]
+    assert shortened(["keydiff", "keydiff, always"]) == {"keydiff": "keydiff", "keydiff, always": "keydiff, always"}
+
+
+def test_names_stay_apart() -> None:
+    """The kind: two stacks under one name, whatever their own names are made of."""
+    for stacks in (["a, x", "a, x, x"], ["a, b", "a", "a, b, c"], ["", ", x", ", x, y"], ["a, x, y", "a, y, x"]):
+        assert len(set(shortened(stacks).values())) == len(stacks)
+
+
+def test_a_page_draws_short_names(tmp_path: Path) -> None:
+    names = {
+        "full": {},
+        "keydiff, recent 0": {"keep.budget.value": 0.5},
+        "keydiff, recent 0, always": {"keep.budget.value": 0.5},
+    }
+    records = [make(**e, stack=stack, point=point) for e in grid() for stack, point in names.items()]
+    dashboard.write(findings(records), tmp_path / "page.html")
+    found = content(tmp_path / "page.html")
+    lines = {trace["name"] for trace in found["figures"]["s0-frontier"]["data"]}
+    assert {"full", "keydiff", "keydiff, always"} <= lines and not any("recent" in name for name in lines)
+    assert set(found["figures"]["s0-bytes0"]["data"][0]["y"]) == {"full", "keydiff 0.5", "keydiff, always 0.5"}
+    assert {one["label"] for one in found["heat"]["s0-heat0"]} >= {"keydiff 0.5", "keydiff, always 0.5"}

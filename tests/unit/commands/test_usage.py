@@ -1,0 +1,48 @@
+"""`python -m harness --help` is a page for people: every group and member is on it, folded to its width."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import usage
+from harness.files.paths import CONF
+
+ROOT = Path(__file__).parents[3]
+SHARED = ("base",)  # what members are made of, nothing to choose
+
+
+def test_every_group_and_every_member_is_named() -> None:
+    lines = [line.strip() for line in usage.page().splitlines()]
+    names = set(" ".join(lines).replace(",", "").split())
+    groups = {folder.name for folder in CONF.iterdir() if folder.is_dir() and any(folder.glob("*.yaml"))} - set(SHARED)
+    assert groups == {*usage.CHOICES, *usage.PARTS}
+    for group in (*groups, "hydra/launcher"):
+        assert set(usage.members(group, [CONF])) <= names, group
+
+
+def test_it_fits_its_width_and_says_what_this_is() -> None:
+    lines = usage.page().splitlines()
+    assert max(map(len, lines)) <= usage.WIDTH
+    assert "KV cache" in lines[0] and sum(line.startswith("  python -m harness") for line in lines) >= 5
+    for path in ("conf/README.md",):
+        assert (ROOT / path).is_file() and any(line.split()[:1] == [path] for line in lines)
+
+
+def test_members_of_an_own_folder_are_named_too(tmp_path: Path) -> None:
+    (tmp_path / "compress").mkdir()
+    (tmp_path / "compress" / "value_norm.yaml").touch()
+    assert "value_norm" not in usage.page()
+    for spelled in (["--config-dir", str(tmp_path)], [f"--config-dir={tmp_path}"], ["-cd", str(tmp_path)]):
+        assert "value_norm" in usage.page(spelled)
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["-h"], ["task=stream", "--help"]])
+def test_the_command_prints_it_and_runs_nothing(flags: list[str], tmp_path: Path) -> None:
+    python = [sys.executable, "-m", "harness", *flags]
+    out = subprocess.run(python, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert (out.returncode, out.stderr) == (0, "") and out.stdout == usage.page() + "\n"
+    assert not list(tmp_path.iterdir())
