@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from harness.analysis.frontier import rank
 from harness.analysis.point_row import BASE
-from harness.analysis.points import points, rows_of
+from harness.analysis.points import points
 from harness.command import counted, make
 from harness.configure.arms import arms_of
 from harness.configure.from_python import composed, model_overrides, overrides_of
@@ -23,10 +23,9 @@ from harness.configure.objects import described, divided, with_values
 from harness.configure.typed import build
 from harness.errors import UserError, require
 from harness.pages import table
+from harness.pages.dashboard import drawable
 from harness.pages.frontier_figure import frontier
-from harness.pages.hover import hover
 from harness.pages.looks import looks
-from harness.pages.markup import as_markup
 from harness.records.current import current_records
 from harness.stages.stack import Stack
 from harness.types import Task
@@ -60,9 +59,8 @@ class Run:
 
     def frontier(self) -> go.Figure:
         """Score against KV bytes, the full cache and the frontier marked: the figure of the dashboard."""
-        ranked = as_markup(self.points)
-        ranked["about"] = [hover(row) for row in rows_of(ranked)]
-        return frontier(ranked, looks(ranked["stack"], BASE))
+        ready = drawable(self.points)
+        return frontier(ready, looks(ready["stack"], BASE))
 
     def __str__(self) -> str:
         """The table and the counts that the command prints."""

@@ -68,8 +68,7 @@ def write(found: Findings, path: Path, manifests: Mapping[str, Mapping[str, Any]
     """
     if found.points.empty:
         raise UserError("there are no records to draw")
-    ranked = as_markup(found.points)
-    ranked["about"] = [hover(row) for row in rows_of(ranked)]
+    ranked = _with_hover(found.points)
     page = _Page(
         cells=as_markup(found.cells),
         curves=Curves(frame=as_markup(found.curves.frame), problems=found.curves.problems),
@@ -88,6 +87,17 @@ def write(found: Findings, path: Path, manifests: Mapping[str, Mapping[str, Any]
 def _panel(group: Mapping[str, Any]) -> Panel:
     """The panel of an entry of frontier.json, as a table of markup names it."""
     return markup(group["run_id"]), markup(group["model"]), markup(group["task"]), group["query_aware"]
+
+
+def drawable(points: pd.DataFrame) -> pd.DataFrame:
+    """The points of one model and task as the figures of a page take them: texts as markup, hover lines, short names."""
+    return _shortly(_with_hover(points))
+
+
+def _with_hover(points: pd.DataFrame) -> pd.DataFrame:
+    ranked = as_markup(points)
+    ranked["about"] = [hover(row) for row in rows_of(ranked)]
+    return ranked
 
 
 def _shortly(section: pd.DataFrame) -> pd.DataFrame:
