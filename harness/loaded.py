@@ -39,7 +39,8 @@ def load(model: str | PathLike[str] = "smollm2", **settings: Any) -> LoadedModel
     config: dict[str, Any] = OmegaConf.to_container(composition.model, resolve=True)  # type: ignore[assignment]
     spec: ModelSpec = build(config, "model")
     lm = load_weights(spec, NAME)
-    return LoadedModel(spec.name, lm, Engine(lm.model, lm.kv_dtype, lm.eos_ids))
+    engine = Engine(lm.model, lm.kv_dtype, lm.eos_ids, invariant=bool(composition.batch_invariant))
+    return LoadedModel(spec.name, lm, engine)
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def _of(planned: Planned) -> LmEvalPlanned:
 
 
 def _file_name(arm: str) -> str:
-    return re.sub(r"[^\w.=+-]", "-", arm)
+    return re.sub(r"[^\w.,=+-]", "-", arm)
 
 
 @contextmanager

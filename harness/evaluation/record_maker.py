@@ -8,7 +8,7 @@ from harness.engine.requests import Result
 from harness.evaluation.planned import Planned, Setup, sample_of
 from harness.types import Bytes, Example, Record, Task
 
-NOTHING = "nothing was compressed: the context is not longer than what the stack keeps exactly"
+NOTHING = "nothing was compressed: every token is kept, and as it was (a stack or budget that keeps all, or a short context)"
 
 
 class RecordMaker:

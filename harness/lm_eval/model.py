@@ -44,6 +44,7 @@ class Settings:
     stack: Stack
     label: str
     point: Mapping[str, Any]
+    invariant: bool  # batch_invariant, as a run has it
 
 
 def settings(arguments: Mapping[str, Any]) -> Settings:
@@ -66,7 +67,7 @@ def settings(arguments: Mapping[str, Any]) -> Settings:
         config = compose([one for one in overrides if one not in changes])
         arm = _arm(name, changes, budget, point)
         spec = build(OmegaConf.to_container(config.model, resolve=True), "model")
-    return Settings(spec, arm.stack, arm.label, arm.point)
+    return Settings(spec, arm.stack, arm.label, arm.point, bool(config.batch_invariant))
 
 
 def _arm(name: str, changes: Sequence[str], budget: Any, point: Any) -> Arm:
@@ -115,7 +116,7 @@ class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
         require(truncate in ("refuse", "left"), "truncate", truncate, "one of refuse, left")
         self.settings = settings(arguments)
         self.lm = load(self.settings.spec, NAME)
-        engine = Engine(self.lm.model, self.lm.kv_dtype, self.lm.eos_ids)
+        engine = Engine(self.lm.model, self.lm.kv_dtype, self.lm.eos_ids, invariant=self.settings.invariant)
         self.settings = replace(self.settings, stack=calibrated(self.settings.stack, engine, self.lm))
         most = self.lm.tokens.max_length
         require(most is not None, "model", self.settings.spec.name, "lm-eval needs to know how many positions it has")

@@ -99,7 +99,8 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     Raises:
         UserError: a folder is missing or holds no records of ours, or no point has a label of `against`.
     """
-    runs = [_run(folder, folders) for named in folders for folder in _runs(named)]
+    asked = [folder for named in folders for folder in _runs(named)]
+    runs = [run for folder in asked if (run := _run(folder, folders)) is not None]
     for run in runs:
         if run.loaded.half_written:
             print(f"{run.folder}: {run.loaded.half_written} half-written record(s) passed over")
@@ -124,9 +125,15 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     print(out)
 
 
-def _run(folder: Path, named: Sequence[Path]) -> _Run:
-    """A run folder; one that the user named must hold records."""
-    loaded, stale = current_records(folder, load_records(folder) if folder in named else read(folder))
+def _run(folder: Path, named: Sequence[Path]) -> _Run | None:
+    """A run folder; of several that the user named, one without records is passed over with a line (else UserError)."""
+    try:
+        loaded, stale = current_records(folder, load_records(folder) if folder in named else read(folder))
+    except UserError as error:
+        if len(named) == 1:
+            raise
+        print(f"passed over: {printable(str(error))}")
+        return None
     return _Run(folder=folder, loaded=loaded, stale=stale, manifest=newest_manifest(folder))
 
 
