@@ -42,9 +42,13 @@ def label_of(record: Mapping[str, Any]) -> str:
     """The short name of a record's point: its stack and what the point sets."""
     unit = budget_of(record).unit
     named = (_setting(key, value, unit) for key, value in record["point"].items() if not key.endswith("budget.unit"))
-    settings = " ".join(named)
-    between = " at " if BETWEEN in record["stack"] else " "  # `h2o 0.5`, but `h2o, 8 sinks at 0.5`
-    return str(record["stack"]) + (between + settings if settings else "")
+    return with_settings(str(record["stack"]), " ".join(named))
+
+
+def with_settings(stack: str, settings: str) -> str:
+    """A stack's name and what a point of it sets: `h2o 0.5`, but `h2o, 8 sinks at 0.5`."""
+    between = " at " if BETWEEN in stack else " "
+    return stack + (between + settings if settings else "")
 
 
 def _setting(key: str, value: object, unit: object) -> str:

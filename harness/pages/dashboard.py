@@ -12,7 +12,7 @@ import pandas as pd
 from harness.analysis.curves import Curves
 from harness.analysis.findings import Findings
 from harness.analysis.frontier import GROUP
-from harness.analysis.labels import shortened
+from harness.analysis.labels import shortened, with_settings
 from harness.analysis.point_row import BASE
 from harness.analysis.points import rows_of
 from harness.errors import UserError
@@ -103,7 +103,9 @@ def _with_hover(points: pd.DataFrame) -> pd.DataFrame:
 def _shortly(section: pd.DataFrame) -> pd.DataFrame:
     """The section with `short_stack` and `short`, the names that its figures use: what tells a stack from its siblings."""
     names = shortened(section["stack"].unique())
-    short = [names[stack] + label.removeprefix(stack) for stack, label in zip(section["stack"], section["label"], strict=True)]
+    pairs = zip(section["stack"], section["label"], strict=True)
+    settings = [(stack, label.removeprefix(stack).removeprefix(" at").strip()) for stack, label in pairs]
+    short = [with_settings(names[stack], words) for stack, words in settings]
     named = section.assign(short_stack=section["stack"].map(names), short=short)
     alike = bool(named.duplicated([*GROUP, "attn", "short"]).any())
     return named.assign(short_stack=section["stack"], short=section["label"]) if alike else named

@@ -98,7 +98,7 @@ def main() -> None:
     from harness.kv.attention import NAME
     from harness.models.load import load
 
-    with initialize_config_dir(CONF, version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         load(build(compose("config", overrides=["model=tiny_llama"]).model, "model"), NAME)
     for number, line in enumerate(sys.stdin):
         print(json.dumps(step(json.loads(line), Path(f"step{number}.log"))), flush=True)

@@ -34,5 +34,5 @@ def test_a_page_draws_short_names(tmp_path: Path) -> None:
     found = content(tmp_path / "page.html")
     lines = {trace["name"] for trace in found["figures"]["s0-frontier"]["data"]}
     assert {"full", "keydiff", "keydiff, always"} <= lines and not any("recent" in name for name in lines)
-    assert set(found["figures"]["s0-bytes0"]["data"][0]["y"]) == {"full", "keydiff 0.5", "keydiff, always 0.5"}
-    assert {one["label"] for one in found["heat"]["s0-heat0"]} >= {"keydiff 0.5", "keydiff, always 0.5"}
+    assert set(found["figures"]["s0-bytes0"]["data"][0]["y"]) == {"full", "keydiff 0.5", "keydiff, always at 0.5"}
+    assert {one["label"] for one in found["heat"]["s0-heat0"]} >= {"keydiff 0.5", "keydiff, always at 0.5"}
