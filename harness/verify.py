@@ -46,8 +46,8 @@ COMPARED = (
 OF_ANSWER = {"output", "stop_reason", "score", "metrics", "kv_bytes_final", "kv_bytes_peak", "kv_bytes_full_final"}
 BATCH = (
     "Without batch_invariant, what decodes beside an answer changes the order of its sums, and where two tokens nearly tie the "
-    "other one wins: here a sample decodes together, in the run all stacks did. What was kept and stored is promised equal, free "
-    "answers are not (harness/README.md, Verify)"
+    "other one wins: here a sample decodes together, in the run all stacks did. What was kept and stored is promised equal, "
+    "free answers are not (harness/README.md, Verify)"
 )
 
 
