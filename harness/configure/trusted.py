@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
+from harness.configure.typed import check_types
 from harness.engine.batches import one_line
 from harness.errors import UserError
 from harness.models.load import ModelSpec
@@ -42,7 +43,9 @@ class Builder:
         Raises:
             UserError: a target that no folder may name, a field that its class lacks, or what the class itself refuses.
         """
-        return self._made(config, SLOTS[where.split()[0]], where)
+        made = self._made(config, SLOTS[where.split()[0]], where)
+        check_types(config, where)  # it imports what targets name: only now are all of them known to be ours
+        return made
 
     def _made(self, value: Any, hint: Any, where: str) -> Any:
         if isinstance(value, list):

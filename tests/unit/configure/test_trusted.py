@@ -169,3 +169,12 @@ def test_a_plain_model_with_code_and_a_pickle_beside_it_is_loaded_without_either
     with pytest.raises(UserError, match="cannot be loaded"):
         load(ModelSpec(source="path", path=str(plain), tokenizer="bytes"))
     assert hostile.untouched(place) == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("keys", "${oc.env:HOME}"), ("chunk", 4.0), ("keep", 3)])
+def test_plain_values_of_a_folder_are_of_the_type_that_their_field_has(key: str, value: object) -> None:
+    """Kind: a text where a part belongs was built, and failed much later."""
+    config = hostile.stack_config() | {key: value}
+    with pytest.raises(UserError, match=r"^stack[.:].*") as refused:
+        Builder()(config, "stack")
+    assert "\n" not in str(refused.value)
