@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -206,7 +206,7 @@ class Store(Generic[Planned]):
         text = json.dumps(_strict({"writer": self.writer, **manifest}), indent=1, allow_nan=False, default=str)
         self.write(Path("manifests") / f"{stamp}-{uuid.uuid4().hex[:6]}.json", lambda path: path.write_text(text, "utf-8"))
 
-    def write(self, name: Path, fill: Any) -> None:
+    def write(self, name: Path, fill: Callable[[Path], object]) -> None:
         """Let `fill(path)` make a file of the run folder, whole or not at all; UserError when it cannot be written."""
         try:
             own_folder((self.folder / name).parent)
