@@ -163,7 +163,7 @@ class Engine(PreparedModel):
         run = self.begin(caches, lengths, needs, reference, batch)
         token = CURRENT.set(run)
         try:
-            cache = EntryCache(len(self.shape.layers), self.kv_dtype)
+            cache = EntryCache(len(self.shape.layers))
             wanted = slice(None) if every else torch.tensor(last, device=device)
             with held(self.rotary, [cache.length for cache in caches]), tiles(self.invariant and needs is None):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)

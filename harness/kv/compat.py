@@ -103,14 +103,13 @@ def layer_devices(model: PreTrainedModel, n_layers: int) -> list[torch.device]:
 
 
 class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we can check
-    """The cache that transformers sees: it rounds new keys and values to the cache dtype, returns them, and stores nothing.
+    """The cache that transformers sees: it returns new keys and values as they are, and stores nothing.
 
-    They are stored in sequence caches, which the attention function reads.
+    The attention function rounds them to the cache dtype, and reads what sequence caches store.
     """
 
-    def __init__(self, n_layers: int, kv_dtype: torch.dtype) -> None:
+    def __init__(self, n_layers: int) -> None:
         super().__init__(layers=[DynamicLayer() for _ in range(n_layers)])
-        self.kv_dtype = kv_dtype
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

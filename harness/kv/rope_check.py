@@ -48,7 +48,7 @@ def checked_ropes(
     token = CURRENT.set(run)
     try:
         ids_BL = torch.arange(TOKENS, device=model.device).expand(2, -1)
-        forward(model, ids_BL, places, EntryCache(len(shape.layers), model.dtype), torch.tensor([-1], device=model.device))
+        forward(model, ids_BL, places, EntryCache(len(shape.layers)), torch.tensor([-1], device=model.device))
     finally:
         CURRENT.reset(token)
     found = []

@@ -30,7 +30,7 @@ def all_logits(engine: Engine, row: SequenceCache, tokens: list[int], needs: Nee
     run = engine.begin([row], [len(tokens)], [needs])
     held = CURRENT.set(run)
     try:
-        cache = EntryCache(len(engine.shape.layers), engine.kv_dtype)
+        cache = EntryCache(len(engine.shape.layers))
         positions = torch.arange(row.seen, row.seen + len(tokens))[None]
         logits = forward(engine.model, torch.tensor([tokens]), positions, cache, ALL)
     finally:
