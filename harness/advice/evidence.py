@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.advice.engine_flags import flag
 from harness.advice.guarantee import Candidate
-from harness.advice.units import Record, bounded, units
+from harness.advice.loss_units import Record, bounded, units
 from harness.analysis.labels import mode
 from harness.analysis.point_measures import mean, number
 from harness.analysis.point_row import BASE, Point, configurations, example_of

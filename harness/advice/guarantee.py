@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binom
 
+from harness.advice.loss_units import Units
 from harness.advice.sequences import Floats, anytime_p
-from harness.advice.units import Units
 
 
 @dataclass(frozen=True)
