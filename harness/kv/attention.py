@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from harness.kv import honoured
 from harness.kv.attention_stats import column_sums, query_moments, step_sums
 from harness.kv.forward import CURRENT, Forward
+from harness.kv.head_group import Slot
 from harness.kv.teams import Team
 from harness.kv.token_store import TokenStore, own
 from harness.stages.protocols import Needs, Stats
@@ -102,7 +103,7 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
         else:
             all_k = _joined([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
             all_v = _joined([(slot.head_group.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
-            _turn_stored(call, rows, all_k, length)
+            _turn_stored(call, rows, slots, all_k, length)
         mask = run.mask(all_k.shape[2] - length, length, call.window)
         mask = mask if mask is None else mask.to(q.device)
         out, _ = sdpa_attention_forward(call.module, part_q, all_k, all_v, mask, scaling=call.scaling, **call.kwargs)
@@ -137,14 +138,15 @@ def _joined(stored: list[tuple[TokenStore, slice]], new_RHLD: Tensor) -> Tensor:
     return out
 
 
-def _turn_stored(call: _Call, rows: list[int], k_RHND: Tensor, length: int) -> None:
-    """Rotate, in place, stored keys that have no rotation yet to the places just before the new tokens."""
+def _turn_stored(call: _Call, rows: list[int], slots: Sequence[Slot], k_RHND: Tensor, length: int) -> None:
+    """Rotate, in place, stored keys that have no rotation yet: to their own positions, or the places before the new tokens."""
     n = k_RHND.shape[2] - length
-    for row, k_HND in zip(rows, k_RHND, strict=True):
+    for row, slot, k_HND in zip(rows, slots, k_RHND, strict=bool(n)):
         if n and call.run.is_unrotated(row):
-            rope = call.run.ropes[call.layer]
+            rope, pos = call.run.ropes[call.layer], call.run.own_positions(row, slot)
             assert rope is not None
-            k_HND[:, :n] = rope.range(k_HND[:, :n], call.run.start(row) - n)
+            old = k_HND[:, :n]
+            k_HND[:, :n] = rope.range(old, call.run.start(row) - n) if pos is None else rope.rotate(old, pos)
 
 
 def _record(call: _Call, rows: list[int], heads: slice, q: Tensor, k: Tensor) -> None:
