@@ -38,7 +38,8 @@ def calibrated(stack: Stack, engine: Engine, lm: LM) -> Stack:
             found: Limits = codebooks(engine, lm, codec.calibration, codec.fitting, role, unrotated=unrotated)
         else:
             found = limits(engine, lm, codec.calibration, unrotated=unrotated)[role]
-        stack = replace(stack, **{role: codec.calibrated(found)})
+        measured = codec.calibrated(found)
+        stack = replace(stack, keys=measured) if role == "keys" else replace(stack, values=measured)
     return stack
 
 

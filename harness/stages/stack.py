@@ -111,8 +111,8 @@ class Stack:
         for role, codec in (("keys", self.keys), ("values", self.values)):
             if codec.joint:
                 raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: heads encoded together would "
-                    "lose different tokens; legal are phase=prefill (evict, then encode), or int8, turboquant4"
+                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: heads encoded together "
+                    "would lose different tokens; legal are phase=prefill (evict, then encode), or int8, turboquant4"
                 )
             if codec.sinks > keep.sinks:
                 raise UserError(

@@ -21,7 +21,8 @@ BITS = (1, 2, 3, 4)
 VARIANTS = ("mse", "prod", "auto")
 ROTATIONS = ("qr", "hadamard")
 SMALLEST = 4  # head dim: with fewer channels a coordinate's density has no single peak
-GRID = 20001  # points of the density that the codebook is computed for
+GRID = 1 << 19  # points of the density that the codebook is computed for
+REACH = 10  # standard deviations of a coordinate that they span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +169,8 @@ class TurboQuant(Codec):
 @lru_cache
 def density_points(d: int, bits: int) -> Tensor:
     """The best codebook of 2^bits numbers for a coordinate of a random vector of length 1 in d dimensions, fp64, ascending."""
-    t = torch.linspace(-1, 1, GRID, dtype=torch.float64)
-    points = best_points(t, (1 - t.square()).clamp(min=0).pow((d - 3) / 2), 1 << bits)
+    t = ((torch.arange(GRID, dtype=torch.float64) + 0.5) * 2 / GRID - 1) * min(1.0, REACH / math.sqrt(d))
+    points = best_points(t, (1 - t.square()).pow((d - 3) / 2), 1 << bits)
     return (points - points.flip(0)) / 2  # symmetric as the density is
 
 
