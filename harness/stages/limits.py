@@ -81,15 +81,15 @@ class Codebooks(Limits):
 class Fitting(Protocol):
     """How a codec fits a codebook: `size` points to a histogram of its numbers brought to -1 .. 1.
 
-    share: of the numbers of a channel that its range leaves out. skip: first tokens of a window that are not measured.
-    settings: all that the codebook depends on, for its address.
+    share: of the numbers of a channel that its range leaves out; None if channels have no ranges. skip: first tokens of a
+    window that are not measured. settings: all else that `units` depends on, for the address of what was measured.
     """
 
     @property
     def size(self) -> int: ...
 
     @property
-    def share(self) -> float: ...
+    def share(self) -> float | None: ...
 
     @property
     def skip(self) -> int: ...
@@ -97,6 +97,6 @@ class Fitting(Protocol):
     @property
     def settings(self) -> Mapping[str, object]: ...
 
-    def units(self, x_HND: Tensor, low_HD: Tensor, high_HD: Tensor) -> Tensor:
+    def units(self, x_HND: Tensor, low_HD: Tensor | None = None, high_HD: Tensor | None = None) -> Tensor:
         """The numbers of one layer that a codebook is for, brought to -1 .. 1 and flat; what is stored exactly is left out."""
         ...

@@ -112,7 +112,7 @@ class Stack:
             if codec.joint:
                 raise UserError(
                     f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: heads encoded together "
-                    "would lose different tokens; legal are phase=prefill (evict, then encode), or int8, turboquant4"
+                    "would lose different tokens; legal are phase=prefill (evict, then encode), or int8, turboquant"
                 )
             if codec.sinks > keep.sinks:
                 raise UserError(

@@ -42,7 +42,7 @@ class KVQuant(Codec):
     fp32 once the codebook, 4 * 2^bits, for keys with m and s, 8 h d.
     """
 
-    name: str = ""
+    name: str = "kvquant"
     bits: int = 3
     outliers: float = 0.01
     axis: str = "auto"
@@ -61,8 +61,6 @@ class KVQuant(Codec):
         ok = isinstance(self.sinks, int) and self.sinks >= 0
         require(ok, "codec.sinks", self.sinks, "a number of first tokens that stay exact, 0 or more")
         require(self.calibration is not None, "codec.calibration", None, "its codebooks are fitted on a text")
-        if not self.name:
-            object.__setattr__(self, "name", f"kvquant{self.bits}")
 
     def for_role(self, role: str) -> KVQuant:
         """Resolve axis "auto" for "keys" or "values"."""
@@ -86,15 +84,15 @@ class KVQuant(Codec):
         return 1 << self.bits
 
     @property
-    def share(self) -> float:
-        """Of a channel's numbers, those outside its range."""
+    def share(self) -> float | None:
+        """Of a channel's numbers, those outside its range; None if channels have none."""
         assert self.calibration is not None
-        return 1 - self.calibration.percentile / 100
+        return 1 - self.calibration.percentile / 100 if self.axis == "channel" else None
 
     @property
     def settings(self) -> dict[str, object]:
         """What the codebooks depend on."""
-        return {"axis": self.axis, "bits": self.bits, "outliers": self.outliers, "skip": self.skip}
+        return {"axis": self.axis, "outliers": self.outliers, "skip": self.skip}
 
     @property
     def skip(self) -> int:
@@ -130,10 +128,10 @@ class KVQuant(Codec):
         middle, half = _centred(*self.table.range(heads, int(x_HND.shape[2])))
         return replace(fitted, middle_HD=middle.to(device), half_HD=half.to(device))
 
-    def units(self, x_HND: Tensor, low_HD: Tensor, high_HD: Tensor) -> Tensor:
+    def units(self, x_HND: Tensor, low_HD: Tensor | None = None, high_HD: Tensor | None = None) -> Tensor:
         """The numbers of one layer that its codebook is for, brought to -1 .. 1, flat: all but the largest."""
         x = x_HND.float()
-        if self.axis == "channel":
+        if low_HD is not None and high_HD is not None:
             middle, half = _centred(low_HD, high_HD)
             u, out = self._static(x, middle, half, 1)
         else:

@@ -64,7 +64,7 @@ class TurboQuant(Codec):
             value = getattr(self, key)
             require(isinstance(value, int) and value >= 0, f"codec.{key}", value, "an integer, 0 or more")
         if not self.name:
-            object.__setattr__(self, "name", f"turboquant{self.bits}" + ("" if self.variant == "mse" else "_prod"))
+            object.__setattr__(self, "name", "turboquant" + ("" if self.variant == "mse" else "_prod"))
 
     def for_role(self, role: str) -> TurboQuant:
         """Resolve variant "auto" for "keys" or "values"."""

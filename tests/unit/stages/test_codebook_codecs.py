@@ -151,7 +151,7 @@ TABLE = Codebooks({0: HIGH[:2], 1: HIGH[2:]}, {}, {0: LOW[:2], 1: LOW[2:]}, {0: 
 
 
 def kvquant(role: str, **settings: Any) -> KVQuant:
-    config = conf_tree.config("codec", "kvquant4")["calibration"]
+    config = conf_tree.config("codec", "kvquant")["calibration"]
     codec = KVQuant(calibration=conf_tree.instantiate(config), bits=3, **settings).for_role(role)
     return codec.calibrated(TABLE).fit(torch.zeros(4, 1, 16), Heads((0, 1), 0, 2))
 
