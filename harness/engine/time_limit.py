@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -54,7 +53,7 @@ class TimedEngine(Engine):
             for hook in hooks:
                 hook.remove()
 
-    def _check(self, *_: Any) -> None:
+    def _check(self, *_: object) -> None:
         if self._end is not None and time.monotonic() > self._end:
             raise TimeLimitError(f"longer than time_limit={self.seconds:g} s")
 

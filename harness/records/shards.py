@@ -12,14 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from harness.errors import UserError
+from harness.files.json_values import Json
 from harness.files.plain_files import kind, open_plain, read_plain, say_once
 from harness.records.schema import FINAL, defaults, record_fault
 from harness.types import SCHEMAS_READ
-
-Json = dict[str, Any]
 
 CUT = "cut short"  # of a line that a kill, a full disk or a power cut left
 SHOWN = 3  # lines of a shard that are named one by one
