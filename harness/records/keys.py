@@ -15,8 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pkgutil import resolve_name
 
-import torch
-
 from harness.files.digests import digest
 from harness.files.json_values import Config, Json
 from harness.files.paths import folder_name, user_path
@@ -147,6 +145,8 @@ def manifest(config: object, model: Config, corpus: Config, arms: list[str]) -> 
 
 def machine() -> Json:
     """What can change the last digits of a number or its run time: the machine, its accelerators, threads, determinism."""
+    import torch  # a report knows keys, and does without it
+
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "platform": platform.platform(),

@@ -20,6 +20,7 @@ from harness.records.schema import FINAL, defaults, record_fault
 from harness.types import SCHEMAS_READ
 
 CUT = "cut short"  # of a line that a kill, a full disk or a power cut left
+SHARED = ("stack_config", "point", "codec_info")  # of an arm's records, mostly the same; who reads them changes nothing
 SHOWN = 3  # lines of a shard that are named one by one
 _BEGINS = b'{"key": "'  # every line of ours
 
@@ -86,11 +87,12 @@ def read(run_dir: Path) -> Loaded:
 
 def _read(run_dir: Path) -> Loaded:
     records: list[Json] = []
+    held: dict[str, Json] = {}
     half, unfit = 0, []
     for shard in shards(run_dir):
-        for number, found in parsed(content(shard)):
+        for number, found in parsed(lines(shard)):
             if isinstance(found, dict):
-                records.append(found)
+                records.append(_sharing(found, held))
             elif found == CUT:
                 half += 1
             else:
@@ -150,9 +152,25 @@ def content(shard: Path, start: int = 0) -> bytes:
         raise UserError(f"{shard} cannot be read: {error.strerror}") from None
 
 
-def parsed(data: bytes) -> Iterator[tuple[int, Json | str]]:
+def lines(shard: Path) -> Iterator[bytes]:
+    """The lines of a shard, one after another: a large one is never in memory as a whole. UserError as `content`."""
+    try:
+        with os.fdopen(open_plain(shard), "rb") as file:
+            yield from (line.rstrip(b"\n") for line in file)
+    except OSError as error:
+        raise UserError(f"{shard} cannot be read: {error.strerror}") from None
+
+
+def _sharing(record: Json, held: dict[str, Json]) -> Json:
+    """The record, its configuration held once for all records of its arm."""
+    for name in SHARED:
+        record[name] = held.setdefault(repr(record[name]), record[name])
+    return record
+
+
+def parsed(data: Iterable[bytes]) -> Iterator[tuple[int, Json | str]]:
     """(number, record) for every line with something in it; a text, CUT or what is wrong, for one that is no record."""
-    for number, line in enumerate(data.split(b"\n"), start=1):
+    for number, line in enumerate(data, start=1):
         if line.strip():
             yield number, parse(line)
 

@@ -154,7 +154,7 @@ class Store(Generic[Planned]):
             end = data.rfind(b"\n") + 1
             self._read[shard] = start + end
             self._heard |= end > 0
-            yield from (record for _, record in parsed(data[:end]) if isinstance(record, dict))
+            yield from (record for _, record in parsed(data[:end].split(b"\n")) if isinstance(record, dict))
 
     def _count(self, record: Config, *, final: bool = True) -> None:
         """Count a record as a try of its key and, where it may be final and is, the key as done."""
