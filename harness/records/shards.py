@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from harness.records.schema import FINAL, defaults, record_fault
 from harness.types import SCHEMAS_READ
 
 CUT = "cut short"  # of a line that a kill, a full disk or a power cut left
-SHARED = ("stack_config", "point", "codec_info")  # of an arm's records, mostly the same; who reads them changes nothing
+HELD = 10_000  # different parts of records that are held once; of more each record has its own
 SHOWN = 3  # lines of a shard that are named one by one
 _BEGINS = b'{"key": "'  # every line of ours
 
@@ -87,7 +88,7 @@ def read(run_dir: Path) -> Loaded:
 
 def _read(run_dir: Path) -> Loaded:
     records: list[Json] = []
-    held: dict[str, Json] = {}
+    held: dict[str, object] = {}
     half, unfit = 0, []
     for shard in shards(run_dir):
         for number, found in parsed(lines(shard)):
@@ -161,10 +162,17 @@ def lines(shard: Path) -> Iterator[bytes]:
         raise UserError(f"{shard} cannot be read: {error.strerror}") from None
 
 
-def _sharing(record: Json, held: dict[str, Json]) -> Json:
-    """The record, its configuration held once for all records of its arm."""
-    for name in SHARED:
-        record[name] = held.setdefault(repr(record[name]), record[name])
+def _sharing(record: Json, held: dict[str, object]) -> Json:
+    """The record, its words and parts held once for all records that have them: most are the same for an arm or an example.
+
+    Who reads records changes nothing in them.
+    """
+    for name, value in record.items():
+        if isinstance(value, str):
+            record[name] = sys.intern(value)
+        elif isinstance(value, dict | list):
+            text = repr(value)
+            record[name] = held.setdefault(text, value) if len(held) < HELD else held.get(text, value)
     return record
 
 
