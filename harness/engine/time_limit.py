@@ -29,7 +29,7 @@ def _within_limit(call: Callable[Concatenate[Engine, Given], Made]) -> Callable[
     """A method of an engine, within the limit of a timed one."""
 
     @wraps(call)
-    def timed(self: TimedEngine, *given: Given.args, **named: Given.kwargs) -> Made:
+    def timed(self: TimedEngine, /, *given: Given.args, **named: Given.kwargs) -> Made:
         with self.limit():
             return call(self, *given, **named)
 
