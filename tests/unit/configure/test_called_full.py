@@ -21,7 +21,7 @@ def arms(*overrides: str) -> list[Arm]:
 
 @pytest.mark.parametrize(
     "change",
-    ["{positions: cache}", "{keys._target_: harness.stages.codec.int8.Int8, keys.name: int8}"],
+    ["{positions: cache}", "{keys._target_: harness.stages.codec.int8.Int8}"],
     ids=["positions", "codec"],
 )
 def test_a_point_that_changes_the_full_cache_is_called_by_what_it_does(change: str) -> None:
