@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.started import started
+
 ROOT = Path(__file__).parents[2]
 STACKS = ("raises", "exits", "is_killed", "is_lost")
 TINY = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[300]", "limit=2")
@@ -67,9 +69,12 @@ class Sweep:
 
     def run(self, *arguments: str, within: Sequence[str] = (), timeout: int = 420) -> subprocess.CompletedProcess[str]:
         """`python -m harness` on the tiny model; `within` is a command to run it in."""
-        path = os.pathsep.join(map(str, (self.cwd, ROOT)))
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        command = [*within, sys.executable, "-m", "harness", "--config-dir", "conf", *TINY, *arguments]
+        path = {"PYTHONPATH": os.pathsep.join(map(str, (self.cwd, ROOT)))}
+        command = ["--config-dir", "conf", *TINY, *arguments]
+        if not within:
+            return started("harness", command, self.cwd, path, timeout)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **path}
+        command = [*within, sys.executable, "-m", "harness", *command]
         return subprocess.run(command, cwd=self.cwd, env=env, capture_output=True, text=True, check=False, timeout=timeout)
 
     def jobs(self) -> list[dict[str, Any]]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +17,7 @@ from harness.stages.codec.int_groups import IntGroups
 from harness.stages.stack import Stack
 from tests.integration.models.test_model_load import configured
 from tests.support import conf_tree
+from tests.support.started import started
 
 ROOT = Path(__file__).resolve().parents[3]
 N = 8
@@ -28,9 +26,7 @@ N = 8
 def records(folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """What `python -m harness task=docqa` wrote."""
     settings = ("task=docqa", "task.lengths=[768]", f"task.per_length={N}", "progress=false", f"results_dir={folder}")
-    command = [sys.executable, "-m", "harness", *settings, *overrides]
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    done = started("harness", [*settings, *overrides], ROOT, timeout=900)
     assert done.returncode == 0, done.stderr
     run = ROOT / done.stdout.strip().splitlines()[-1]
     return [json.loads(line) for file in sorted(run.glob("records-*.jsonl")) for line in file.read_text().splitlines()]

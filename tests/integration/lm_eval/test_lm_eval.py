@@ -10,7 +10,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from harness.lm_eval.model import KvHarness
 from tasks.lm_eval_task import Document
 from tests.support import lm_eval_tasks
 from tests.support.lm_eval_tasks import ANSWER, CHOICE, CLOZE, TEXT
+from tests.support.started import started
 
 ROOT = Path(__file__).parents[3]
 SAMPLES = int(os.environ.get("LM_EVAL_SAMPLES", "3"))
@@ -123,9 +123,8 @@ def test_extreme_compression_changes_every_document(full: KvHarness, local: Path
 
 
 def harness(*arguments: str, results: Path, include: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", "model=tiny_llama", "model.device=cpu", "task=lm_eval", "progress=false"]
-    command += [f"task.include_path={include}", f"results_dir={results}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command = ["model=tiny_llama", "model.device=cpu", "task=lm_eval", "progress=false"]
+    return started("harness", [*command, f"task.include_path={include}", f"results_dir={results}", *arguments], ROOT)
 
 
 def records(results: Path) -> list[dict[str, Any]]:
@@ -218,8 +217,8 @@ def test_mistakes_end_in_one_line(local: Path, tmp_path: Path, arguments: list[s
     assert "Traceback" not in done.stderr
 
 
-def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+def command_line(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return started(module, arguments, ROOT)
 
 
 def test_lm_evals_command_line_runs_a_stack_of_ours(local: Path, run: Path, tmp_path: Path) -> None:
