@@ -99,8 +99,18 @@ class Sweep:
         return Counter((record["stack"], record["status"]) for record in self.records().values())
 
 
-def survives(sweep: Sweep, launcher: Sequence[str], within: Sequence[str] = (), also: Sequence[str] = ()) -> None:
-    """One stack raises and others die: the rest finish, all failures are reported, and the same command resumes."""
+def survives(
+    sweep: Sweep, launcher: Sequence[str], within: Sequence[str] = (), also: Sequence[str] = (), resumed: Sequence[str] = ()
+) -> None:
+    """One stack raises and others die: the rest finish, all failures are reported, and the same command resumes.
+
+    Args:
+        sweep: where.
+        launcher: overrides that choose it.
+        within: a command to run both sweeps in.
+        also: further stacks that die.
+        resumed: overrides of the second sweep alone, such as fewer workers to start.
+    """
     stacks = f"compress={','.join(['int8', 'raises', 'is_killed', *also])}"
     arguments = ("-m", stacks, "compress.points=[{}]", *launcher)
     out = sweep.run(*arguments, within=within)
@@ -129,7 +139,7 @@ def survives(sweep: Sweep, launcher: Sequence[str], within: Sequence[str] = (), 
 
     finished = {key for key, record in sweep.records().items() if record["status"] == "ok"}
     sweep.faults.unlink()
-    out = sweep.run(*arguments, within=within)
+    out = sweep.run(*arguments, *resumed, within=within)
     assert out.returncode == 0, out.stdout + out.stderr
     names = ("full", "int8", "raises", "is_killed", *also)
     assert sweep.statuses() == {(name, "ok"): 2 for name in names}
