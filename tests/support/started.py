@@ -66,7 +66,9 @@ def _ask(wanted: Mapping[str, Any]) -> int:
     assert process.stdin and process.stdout
     process.stdin.write(json.dumps(wanted) + "\n")
     process.stdin.flush()
-    code: int | None = json.loads(process.stdout.readline())
+    answer = process.stdout.readline()
+    assert answer, "the process that starts commands ended: what it printed on stderr says why"
+    code: int | None = json.loads(answer)
     if code is None:
         raise subprocess.TimeoutExpired([wanted["module"], *wanted["arguments"]], wanted["timeout"])
     return code
