@@ -92,7 +92,7 @@ def _become(wanted: Mapping[str, Any], base: Sequence[str]) -> NoReturn:
         for option in filter(None, wanted["env"].get("PYTHONWARNINGS", "").split(",")):
             warnings._setoption(option)  # type: ignore[attr-defined]  # what the interpreter does with -W
         sys.argv = [wanted["module"], *wanted["arguments"]]
-        sys.modules.pop(wanted["module"], None)  # it is to be run as __main__, as if nobody had imported it
+        sys.modules.pop(_main_of(wanted["module"]), None)  # it is to be run as __main__, as if nobody had imported it
         runpy.run_module(wanted["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as stop:
@@ -106,6 +106,11 @@ def _become(wanted: Mapping[str, Any], base: Sequence[str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _main_of(module: str) -> str:
+    """The module that `python -m module` runs: of a package, the one inside."""
+    return f"{module}.__main__" if hasattr(sys.modules.get(module), "__path__") else module
 
 
 def _wait(pid: int, timeout: float) -> int | None:
