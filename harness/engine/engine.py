@@ -75,7 +75,9 @@ class Engine(PreparedModel):
         lengths = [len(h) for h in held]
         ids = [[*h, *t[:-1]] for h, t in zip(held, targets, strict=True)]
         grown, run, logits_BLV = self._forward(caches, ids, every=True)
-        rows = [logits_BLV[b, first - 1 : first - 1 + len(t)] for b, (first, t) in enumerate(zip(lengths, targets, strict=True))]
+        rows = [
+            logits_BLV[b, first - 1 : first - 1 + len(t)] for b, (first, t) in enumerate(zip(lengths, targets, strict=True))
+        ]
         marks = scored(rows, targets)
         peaks, settled = [cache.bytes().total for cache in grown], _settled(grown, run)
         return [

@@ -35,7 +35,10 @@ def prepare(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D) and not hasattr(module, "untiled"):
             module.untiled = module.forward
-            module.forward = _tiled(module.forward)  # type: ignore[method-assign]
+            inner = (
+                "_old_forward" if hasattr(module, "_old_forward") else "forward"
+            )  # a device map's hook moves x once, outside
+            setattr(module, inner, _tiled(getattr(module, inner)))
 
 
 def _tiled(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -106,10 +106,10 @@ def device_of(module: torch.nn.Module) -> torch.device:
 
     Weights that a map leaves on the host or the disk are nowhere between two forwards.
     """
-    sent = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-    if sent is None:
-        return next(module.parameters()).device
-    return torch.device("cuda", sent) if isinstance(sent, int) else torch.device(sent)
+    hook = getattr(module, "_hf_hook", None)
+    sent = [getattr(one, "execution_device", None) for one in getattr(hook, "hooks", (hook,))]
+    known = [device for device in sent if device is not None]
+    return torch.device(known[0]) if known else next(module.parameters()).device
 
 
 class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we can check

@@ -15,7 +15,7 @@ from harness.errors import require
 from harness.files.paths import user_path
 from harness.models import sources
 from harness.models.decoding import decoding
-from harness.models.placement import check_map, usable_device
+from harness.models.placement import check_map, kind_of_device, usable_device
 from harness.models.random_model import RandomModel
 from harness.models.sources import Wheel
 from harness.models.tokenizer import Tokenizer
@@ -100,7 +100,7 @@ class ModelSpec:
         return positions(self.config())
 
     def identity(self) -> dict[str, str]:
-        """Source, commit or digest, and dtypes, which together fix the model; no weights are loaded."""
+        """Source, commit or digest, dtypes, and the kind of device if it is no CPU, which fix its numbers; loads no weights."""
         return dict(_identity(self))
 
 
@@ -182,4 +182,5 @@ def _identity(spec: ModelSpec) -> Mapping[str, str]:
         found |= {"repo": str(spec.repo), "revision": spec.directory(weights=False).name}
     else:
         found |= sources.local_identity(str(spec.path))
-    return found | {"dtype": spec.dtype, "kv_dtype": spec.kv_dtype}
+    kind = kind_of_device(spec.device, spec.device_map)
+    return found | {"dtype": spec.dtype, "kv_dtype": spec.kv_dtype} | ({} if kind == "cpu" else {"device": kind})

@@ -48,6 +48,12 @@ def check_map(device_map: str, device: str) -> None:
         raise UserError(f"model.device_map={device_map!r} is not possible: it needs `pip install accelerate`")
 
 
+def kind_of_device(device: str, device_map: str | None) -> str:
+    """Of these settings on this machine: cpu, cuda or mps, whose numbers differ in the last digits."""
+    name = device if device_map is None or device_map in MAPS else device_map
+    return usable_device(name).type if name == "auto" else name.partition(":")[0]
+
+
 def input_device(model: torch.nn.Module) -> torch.device:
     """Where token ids go in."""
     return device_of(model.get_input_embeddings())  # type: ignore[operator]

@@ -108,7 +108,9 @@ class FixedScale(Codec):
         if self.axis == "tensor":
             by_layer = limit_HC.view(layers, -1)
             limit_HC = by_layer.amax(1, keepdim=True).expand_as(by_layer).reshape(-1, 1)
-        return divide_up(limit_HC, self.top).clamp(min=TINY)  # a channel of zeros: later non-zero elements are clamped and counted
+        return divide_up(limit_HC, self.top).clamp(
+            min=TINY
+        )  # a channel of zeros: later non-zero elements are clamped and counted
 
     def encode(self, x_HND: Tensor) -> Encoded:
         x, shared = x_HND.float(), {}

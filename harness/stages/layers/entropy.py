@@ -62,7 +62,7 @@ class Entropy(LayerBudget):
         return [share + protected for share in apportion([own + x for x in extra], len(views) * each)]
 
     def _entropies(self, view: LayerView) -> Tensor:
-        """In nats, of every KV head and query, [H, W] fp32; their mean is taken on the host, as not every device has float64."""
+        """In nats, of every KV head and query, [H, W] fp32; their mean is the host's work: not every device has float64."""
         return torch.special.entr(view.window_attention(self.window)).sum(-1)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tests.support.make_believe.tensors import KIND, MixedDevices, OnDevice, away
+from tests.support.make_believe.tensors import KIND, MixedDevicesError, OnDevice, away
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
@@ -125,7 +125,11 @@ class Accelerator(TorchDispatchMode):
         if name == "copy_":
             return self._written(func, args, kwargs)
         device = self._place(func, name, flat, kwargs.get("device"))
-        if name == "_local_scalar_dense" or name in DATA_SHAPED or (name, func._overloadname) == ("repeat_interleave", "Tensor"):
+        if (
+            name == "_local_scalar_dense"
+            or name in DATA_SHAPED
+            or (name, func._overloadname) == ("repeat_interleave", "Tensor")
+        ):
             self.costs.reads[_line()] += 1
         inner = [x.host if isinstance(x, OnDevice) else CPU if isinstance(x, torch.device) else x for x in flat]
         inner_args, inner_kwargs = tree_unflatten(inner, spec)
@@ -136,7 +140,7 @@ class Accelerator(TorchDispatchMode):
     # ---- where results lie
 
     def _place(self, func: Any, name: str, flat: Sequence[Any], asked: torch.device | None) -> torch.device | None:
-        """The device of the result; MixedDevices where the operands do not go together."""
+        """The device of the result; MixedDevicesError where the operands do not go together."""
         if name in INDEXED:
             return self._indexed(func, name, [x for x in flat if isinstance(x, Tensor)])
         mine = [x for x in flat if isinstance(x, OnDevice)]
@@ -147,7 +151,7 @@ class Accelerator(TorchDispatchMode):
             writes = any(arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments)
             into_host = writes and any(flat[0] is x for x in hosts)
             if apart or large or into_host or (len(hosts) > 1 and name != "where"):
-                raise MixedDevices(f"{func}({', '.join(_shown(x) for x in flat if isinstance(x, Tensor))})")
+                raise MixedDevicesError(f"{func}({', '.join(_shown(x) for x in flat if isinstance(x, Tensor))})")
         if asked is not None:
             return asked if away(asked) else None
         return mine[0].device if mine else None
@@ -165,7 +169,7 @@ class Accelerator(TorchDispatchMode):
                 self.costs.reads[_line()] += 1
         wrong |= values is not None and values.device != of.device and values.dim() > 0
         if wrong:
-            raise MixedDevices(f"{func}({', '.join(map(_shown, tensors))})")
+            raise MixedDevicesError(f"{func}({', '.join(map(_shown, tensors))})")
         return of.device
 
     # ---- copies

@@ -15,7 +15,7 @@ KIND = "lazy"
 FIRST, SECOND = torch.device(KIND, 0), torch.device(KIND, 1)
 
 
-class MixedDevices(RuntimeError):
+class MixedDevicesError(RuntimeError):
     """Operands on different devices, where an accelerator would refuse them."""
 
 
@@ -37,7 +37,7 @@ class OnDevice(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise MixedDevices(f"{func} while the accelerator is switched off")
+        raise MixedDevicesError(f"{func} while the accelerator is switched off")
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.host.untyped_storage()

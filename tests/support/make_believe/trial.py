@@ -48,7 +48,8 @@ def spread(model: PreTrainedModel) -> PreTrainedModel:
 
     n = len(model.get_decoder().layers)
     places = {f"model.layers.{i}": FIRST if i < n - n // 2 else SECOND for i in range(n)}
-    places |= {"model.embed_tokens": FIRST, "model.rotary_emb": FIRST, "model.norm": SECOND, "lm_head": SECOND}
+    head = FIRST if model.config.tie_word_embeddings else SECOND
+    places |= {"model.embed_tokens": FIRST, "model.rotary_emb": FIRST, "model.norm": SECOND, "lm_head": head}
     found: PreTrainedModel = dispatch_model(
         model, device_map={name: str(place) for name, place in places.items()}, main_device=str(FIRST)
     )
@@ -66,7 +67,7 @@ def trial(engine: Engine, all_stacks: Mapping[str, Stack]) -> dict[str, Any]:
         found[f"second question {name}"] = (answer.ids, answer.peak, _facts(answer.row))
     for name in all_stacks:
         found[f"answer {name}"]["row"] = None
-    texts = (Window(ids=tuple(ids(80, 3)), scored=79), Window(ids=tuple(ids(80, 4)), scored=40))
+    texts = (Window(ids=tuple(ids(70, 3)), scored=69), Window(ids=tuple(ids(20, 4)), scored=8))
     documents = (
         [LmEvalRequest(kind="loglikelihood_rolling", windows=texts)],
         [LmEvalRequest(kind="loglikelihood", ids=tuple(ids(40, 5)), target=tuple(ids(n, 6))) for n in (1, 4)],
@@ -81,7 +82,8 @@ def trial(engine: Engine, all_stacks: Mapping[str, Stack]) -> dict[str, Any]:
 
 def _asked(engine: Engine, all_stacks: Mapping[str, Stack]) -> Iterator[tuple[str, Result[str]]]:
     """Answers, choices and streams under every stack, through the scheduler."""
-    context, text = tuple(ids(CONTEXT, 1)), tuple(ids(CONTEXT + 21, 2))
+    context = tuple(ids(CONTEXT, 1))
+    longer, text = (*context, *ids(5, 2)), tuple(ids(50, 3))
     requests: list[Request[str]] = []
     for k, (name, stack) in enumerate(all_stacks.items()):
         common: dict[str, Any] = {"stack": stack, "seed": 7}
@@ -89,8 +91,8 @@ def _asked(engine: Engine, all_stacks: Mapping[str, Stack]) -> Iterator[tuple[st
         requests.append(Question(owner=f"answer {name}", prefix=context, held=held, max_new=4, **common))
         choices = (tuple(ids(1, 9)), tuple(ids(3, 10)))
         requests.append(Question(owner=f"choices {name}", prefix=context, held=held, targets=choices, **common))
-        requests.append(Stream(owner=f"stream of 8 {name}", prefix=text[:CONTEXT], ids=text, chunk=8, **common))
-        requests.append(Stream(owner=f"stream of 1 {name}", prefix=(), ids=text[:40], chunk=1, **common))
+        requests.append(Stream(owner=f"stream of 1 {name}", prefix=context, ids=longer, chunk=1, **common))
+        requests.append(Stream(owner=f"stream of 12 {name}", prefix=(), ids=text, chunk=12, **common))
     requests.sort(key=lambda one: (type(one).__name__, one.shared))  # neighbours share what is read
     for name, one in asking.owned(engine, requests, LIMIT).items():
         yield name, one
