@@ -195,7 +195,6 @@ def test_a_device_map_places_the_model_and_answers_are_the_same(device_map: str)
         prefix = engine.prefill(range(3, 60))
         found.append(engine.answer([Ask(row=prefix.row, held=[5, 6], max_new=8)])[0].ids)
     assert found[0] == found[1]
-    assert hasattr(lm.model, "hf_device_map")
 
 
 def test_the_kind_of_device_is_part_of_what_a_model_is() -> None:

@@ -62,12 +62,12 @@ def trial(engine: Engine, all_stacks: Mapping[str, Stack]) -> dict[str, Any]:
     for name, one in _asked(engine, all_stacks):
         found[name] = _result(one)
     answered = {n: found[f"answer {n}"]["row"] for n in all_stacks if found[f"answer {n}"]["status"] == "ok"}
-    asks = [Ask(row=row, held=ids(2 + k % 3, k), max_new=3) for k, row in enumerate(answered.values())]
+    asks = [Ask(row=row, held=ids(2 + k % 3, k), max_new=2) for k, row in enumerate(answered.values())]
     for name, answer in zip(answered, engine.answer(asks), strict=True):
         found[f"second question {name}"] = (answer.ids, answer.peak, _facts(answer.row))
     for name in all_stacks:
         found[f"answer {name}"]["row"] = None
-    texts = (Window(ids=tuple(ids(70, 3)), scored=69), Window(ids=tuple(ids(20, 4)), scored=8))
+    texts = (Window(ids=tuple(ids(66, 3)), scored=65), Window(ids=tuple(ids(9, 4)), scored=8))
     documents = (
         [LmEvalRequest(kind="loglikelihood_rolling", windows=texts)],
         [LmEvalRequest(kind="loglikelihood", ids=tuple(ids(40, 5)), target=tuple(ids(n, 6))) for n in (1, 4)],
@@ -83,16 +83,16 @@ def trial(engine: Engine, all_stacks: Mapping[str, Stack]) -> dict[str, Any]:
 def _asked(engine: Engine, all_stacks: Mapping[str, Stack]) -> Iterator[tuple[str, Result[str]]]:
     """Answers, choices and streams under every stack, through the scheduler."""
     context = tuple(ids(CONTEXT, 1))
-    longer, text = (*context, *ids(5, 2)), tuple(ids(50, 3))
+    longer, text = (*context, *ids(3, 2)), tuple(ids(50, 3))
     requests: list[Request[str]] = []
     for k, (name, stack) in enumerate(all_stacks.items()):
         common: dict[str, Any] = {"stack": stack, "seed": 7}
         held = tuple(ids(1 + k % 4, k))
-        requests.append(Question(owner=f"answer {name}", prefix=context, held=held, max_new=4, **common))
+        requests.append(Question(owner=f"answer {name}", prefix=context, held=held, max_new=3, **common))
         choices = (tuple(ids(1, 9)), tuple(ids(3, 10)))
         requests.append(Question(owner=f"choices {name}", prefix=context, held=held, targets=choices, **common))
         requests.append(Stream(owner=f"stream of 1 {name}", prefix=context, ids=longer, chunk=1, **common))
-        requests.append(Stream(owner=f"stream of 12 {name}", prefix=(), ids=text, chunk=12, **common))
+        requests.append(Stream(owner=f"stream of 25 {name}", prefix=(), ids=text, chunk=25, **common))
     requests.sort(key=lambda one: (type(one).__name__, one.shared))  # neighbours share what is read
     for name, one in asking.owned(engine, requests, LIMIT).items():
         yield name, one
