@@ -19,7 +19,7 @@ from tests.support.make_believe.tensors import FIRST, SECOND
 from tests.support.make_believe.trial import differences, failures, spread, stacks, trial
 
 MOST = 8  # synchronisations of a decode step
-SOME = ("full", "sink_h2o_int8", "adakv", "snapkv_chunked", "int4")
+SOME = ("sink_h2o_int8", "adakv", "snapkv_chunked", "int4")
 
 
 def llama(**changes: Any) -> PreTrainedModel:
@@ -50,8 +50,8 @@ def test_everything_runs_under_every_stack_on_two_devices_and_gives_what_the_hos
         assert differences(on_the_host, trial(found, stacks())) == {}
 
 
-@pytest.mark.parametrize(("family", "devices"), [("llama", 1), ("gemma3", 2), ("gpt2", 1)])
-def test_one_device_sliding_windows_and_learned_positions_too(family: str, devices: int) -> None:
+@pytest.mark.parametrize(("family", "devices"), [("gpt2", 1), ("gemma3", 2)])
+def test_one_device_learned_positions_and_sliding_windows_too(family: str, devices: int) -> None:
     """Two devices find what one does; so a few stacks of every kind are enough here."""
     config = tiny_models.config(family)
     some = {name: stack for name, stack in stacks().items() if name in SOME}
@@ -70,8 +70,8 @@ def test_a_decode_step_makes_the_host_wait_a_few_times_with_every_stack_in_one_b
 
 def test_how_often_the_host_waits_depends_on_no_number_of_layers_heads_or_rows() -> None:
     found = []
-    for times, changes in ((1, {}), (2, {"num_hidden_layers": 4, "num_key_value_heads": 4})):
+    for times, changes in ((1, {}), (2, {"num_hidden_layers": 3, "num_key_value_heads": 4})):
         with engine(llama(**changes), 1) as (at, run):
             rows = compressed(run, [stacks()[name] for name in SOME], 80) * times
-            found.append([one.synchronisations for one in decode_steps(run, at, rows, 3)])
+            found.append([one.synchronisations for one in decode_steps(run, at, rows, 2)])
     assert found[0] == found[1]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,11 +19,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tests.support.make_believe.tensors import KIND, MixedDevicesError, OnDevice, away
 
-ROOT = Path(__file__).parents[3]
+HERE, OWN = f"{Path(__file__).parent}/", f"{Path(__file__).parents[3]}/"
 CPU = torch.device("cpu")
 
 DATA_SHAPED = {"nonzero", "masked_select", "argwhere", "bincount", "equal", "unique_dim", "unique_consecutive", "_unique2"}
@@ -113,11 +113,11 @@ class Accelerator(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name.split("::")[-1]
-        flat, spec = tree_flatten((args, kwargs))
+        flat = [*_leaves(args), *_leaves(kwargs.values())]
         if not any(isinstance(x, OnDevice) for x in flat) and not away(kwargs.get("device")):
             return func(*args, **kwargs)
-        if name not in ONE_KERNEL and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        name, composite, _ = _about(func)
+        if composite and name not in ONE_KERNEL:
             with self:
                 return func.decompose(*args, **kwargs)
         if name == "_to_copy":
@@ -131,10 +131,9 @@ class Accelerator(TorchDispatchMode):
             or (name, func._overloadname) == ("repeat_interleave", "Tensor")
         ):
             self.costs.reads[_line()] += 1
-        inner = [x.host if isinstance(x, OnDevice) else CPU if isinstance(x, torch.device) else x for x in flat]
-        inner_args, inner_kwargs = tree_unflatten(inner, spec)
-        out = func(*inner_args, **inner_kwargs)
-        self._count(func, name, [*_tensors(out), *(x for x in inner if isinstance(x, Tensor))], _tensors(out))
+        out = func(*map(_unwrapped, args), **{key: _unwrapped(x) for key, x in kwargs.items()})
+        made = [x for x in _leaves([out]) if isinstance(x, Tensor)]
+        self._count(func, name, [*made, *(x for x in flat if isinstance(x, Tensor))], made)
         return _wrapped(out, [x for x in flat if isinstance(x, OnDevice)], device)
 
     # ---- where results lie
@@ -205,7 +204,7 @@ class Accelerator(TorchDispatchMode):
 
     def _count(self, func: Any, name: str, seen: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         self._refuse_dtypes(str(func), seen)
-        view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        _, _, view = _about(func)
         if not view and name not in NO_WORK and any(x.numel() for x in out):
             self.costs.kernels += 1
 
@@ -214,18 +213,36 @@ class Accelerator(TorchDispatchMode):
             raise TypeError(f"{what}: the device has no {', '.join(map(str, missing))}")
 
 
+@cache
+def _about(func: Any) -> tuple[str, bool, bool]:
+    """An operator's name, whether it is made of others, and whether its result is a view."""
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return func._schema.name.split("::")[-1], composite, view
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    for x in values:
+        if isinstance(x, list | tuple):
+            yield from _leaves(x)
+        else:
+            yield x
+
+
+def _unwrapped(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return type(x)(map(_unwrapped, x))
+    return x.host if isinstance(x, OnDevice) else CPU if isinstance(x, torch.device) else x
+
+
 def _wrapped(out: Any, mine: Sequence[OnDevice], device: torch.device | None) -> Any:
     """Results as tensors of the device; one that was written in place is the argument itself."""
-    leaves, spec = tree_flatten(out)
-    made = []
-    for x in leaves:
-        same = next((one for one in mine if one.host is x), None)
-        made.append(x if not isinstance(x, Tensor) else same if same is not None else OnDevice(x, device) if device else x)
-    return tree_unflatten(made, spec)
-
-
-def _tensors(out: Any) -> list[Tensor]:
-    return [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+    if isinstance(out, list | tuple):
+        return type(out)(_wrapped(x, mine, device) for x in out)
+    if not isinstance(out, Tensor):
+        return out
+    same = next((one for one in mine if one.host is out), None)
+    return same if same is not None else OnDevice(out, device) if device else out
 
 
 def _shown(x: Tensor) -> str:
@@ -236,8 +253,8 @@ def _line() -> str:
     """The innermost line of the project that is no part of this package."""
     frame = sys._getframe(1)
     while frame is not None:
-        file = Path(frame.f_code.co_filename)
-        if ROOT in file.parents and Path(__file__).parent not in file.parents and "site-packages" not in file.parts:
-            return f"{file.relative_to(ROOT)}:{frame.f_lineno} {frame.f_code.co_name}"
+        file = frame.f_code.co_filename
+        if file.startswith(OWN) and not file.startswith(HERE) and "site-packages" not in file:
+            return f"{file.removeprefix(OWN)}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"
