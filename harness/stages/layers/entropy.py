@@ -65,7 +65,8 @@ class Entropy(LayerBudget):
 
     def _entropies(self, view: LayerView) -> Tensor:
         """In nats, of every KV head and query, [H, W] fp32; their mean is the host's work: not every device has float64."""
-        return torch.special.entr(view.window_attention(self.window)).sum(-1)
+        found: Tensor = torch.special.entr(view.window_attention(self.window)).sum(-1)
+        return found
 
 
 def _fill(room: Sequence[Fraction], weights: Sequence[Fraction], total: Fraction) -> list[Fraction]:
