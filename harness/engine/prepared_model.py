@@ -19,6 +19,7 @@ from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
+from harness.models.placement import clock, input_device
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -40,6 +41,8 @@ class PreparedModel:
         self.shape = shape_of(model.config)
         n = len(self.shape.layers)
         devices = layer_devices(model, n)
+        self.device = input_device(model)  # of token ids
+        self.devices = tuple(dict.fromkeys((self.device, *devices)))
         self.ropes, self.rope_moves = checked_ropes(model, self.shape, self.shape.groups(devices), *ropes_of(model, n))
         self.groups = self.shape.groups(devices, self.ropes)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
@@ -81,6 +84,10 @@ class PreparedModel:
             )
         if stack.needs.query_moments and self.rope_moves:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
+
+    def clock(self) -> float:
+        """Seconds of a clock, read once its devices have done all that they were asked for: at the ends of what is timed."""
+        return clock(self.devices)
 
     def batch(self, views: int = 0) -> Batch:
         """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores."""

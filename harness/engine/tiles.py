@@ -35,7 +35,8 @@ def prepare(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D) and not hasattr(module, "untiled"):
             module.untiled = module.forward
-            module.forward = _tiled(module.forward)  # type: ignore[method-assign]
+            name = "_old_forward" if hasattr(module, "_old_forward") else "forward"  # inside a device map's hook, which moves x
+            setattr(module, name, _tiled(getattr(module, name)))
 
 
 def _tiled(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

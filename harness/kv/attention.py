@@ -21,6 +21,7 @@ from harness.kv.forward import CURRENT, Forward
 from harness.kv.teams import Team
 from harness.kv.token_store import TokenStore, own
 from harness.stages.protocols import Needs, Stats
+from harness.stages.transfers import numbers
 
 NAME = "kv_harness"
 
@@ -64,7 +65,7 @@ def attend(
 def _distances(out: Tensor, reference: Sequence[int]) -> Tensor:
     """[B, 2]: squared distance of each row's output to that of its reference row, and the squared size of the latter."""
     flat = out.float().flatten(1)
-    wanted = flat[torch.tensor(list(reference), device=out.device)]
+    wanted = flat[numbers(tuple(reference), out.device)]
     return torch.stack(((flat - wanted).square().sum(1), wanted.square().sum(1)), 1)
 
 
@@ -103,8 +104,7 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
             all_k = _joined([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
             all_v = _joined([(slot.head_group.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
             _turn_stored(call, rows, all_k, length)
-        mask = run.mask(all_k.shape[2] - length, length, call.window)
-        mask = mask if mask is None else mask.to(q.device)
+        mask = run.mask(all_k.shape[2] - length, length, call.window, q.device)
         out, _ = sdpa_attention_forward(call.module, part_q, all_k, all_v, mask, scaling=call.scaling, **call.kwargs)
         outputs.append(out)
         _record(call, rows, heads, part_q, all_k)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 1 << 20  # scores in one block (4 MiB of fp32): large enough for a fast matmul, small enough for the cache
+BLOCK_ELEMENTS = 1 << 20  # scores in one block (4 MiB of fp32): large enough for a fast matmul, small enough for a CPU's cache
+LARGE_BLOCK = 1 << 26  # the same of an accelerator (256 MiB), which has no such cache and is slow with many small kernels
 
 
 def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float) -> Tensor:
@@ -21,7 +22,8 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float) -> Tensor:
     q_HLGD = (q_QLD.float() * scaling).reshape(h, group, n_new, d).transpose(1, 2)
     k_HDN = k_HND.float().transpose(1, 2)
     sums_HN = torch.zeros(h, n, device=k_HND.device)
-    block = max(1, BLOCK_ELEMENTS // (h * group * n))
+    most = BLOCK_ELEMENTS if k_HND.device.type == "cpu" else LARGE_BLOCK
+    block = max(1, most // (h * group * n))
     for start in range(0, n_new, block):
         stop = min(start + block, n_new)
         r, seen = stop - start, past + stop

@@ -6,6 +6,7 @@ What changed within 5.x (argument names, mask sizes) is handled here and nowhere
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -97,9 +98,18 @@ def layer_devices(model: PreTrainedModel, n_layers: int) -> list[torch.device]:
     """Device of each layer's weights, which is where its keys and values are stored too."""
     decoder = model.get_decoder()
     blocks = getattr(decoder, "layers", None) or getattr(decoder, "h", None) or []
-    if len(blocks) != n_layers:
-        return [model.device] * n_layers
-    return [next(block.parameters()).device for block in blocks]
+    return [device_of(block) for block in blocks] if len(blocks) == n_layers else [device_of(decoder)] * n_layers
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Where a module computes: where a device map sends its inputs, else where its weights are.
+
+    Weights that a map leaves on the host or the disk are nowhere between two forwards.
+    """
+    hook = getattr(module, "_hf_hook", None)
+    sent = [getattr(one, "execution_device", None) for one in getattr(hook, "hooks", (hook,))]
+    known = [device for device in sent if device is not None]
+    return torch.device(known[0]) if known else next(module.parameters()).device
 
 
 class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we can check
@@ -117,10 +127,18 @@ class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we c
         return key_states, value_states
 
 
-def forward(model: PreTrainedModel, ids_BL: Tensor, positions_BL: Tensor, cache: Cache, logits: Tensor | slice) -> Tensor:
-    """One forward of ids [B, L] at given positions; logits [B, L', V] at these token indices, slice(None) for all."""
+def forward(
+    model: PreTrainedModel, ids_BL: Tensor, positions_BL: Tensor, cache: Cache, logits: Sequence[int] | slice
+) -> Tensor:
+    """One forward of ids [B, L] at given positions; logits [B, L', V] at these token indices, slice(None) for all.
+
+    The model gets the indices as numbers: its last hidden states may lie on another device than its ids.
+    """
     parameters = inspect.signature(model.forward).parameters
     name = "cache" if "cache" in parameters else "past_key_values"
-    kwargs: dict[str, Any] = {name: cache, "use_cache": True, "logits_to_keep": 0 if isinstance(logits, slice) else logits}
+    wanted: object = 0 if isinstance(logits, slice) else [int(i) for i in logits]
+    if ids_BL.shape[1] == 1:
+        wanted = 1  # all that there is, without an index
+    kwargs: dict[str, Any] = {name: cache, "use_cache": True, "logits_to_keep": wanted}
     out: Tensor = model(input_ids=ids_BL, position_ids=positions_BL, **kwargs).logits
     return out

@@ -15,6 +15,7 @@ from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.teams import Team
 from harness.stages.protocols import Needs, Stats
+from harness.stages.transfers import numbers
 
 Store = Mapping[int, Sequence[Slot]]
 """What one row stores: for each layer, its parts in the order of their heads (none before the first token)."""
@@ -44,7 +45,7 @@ class Forward:
     new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     both: dict[int, Tensor] = field(default_factory=dict)  # the same pairs as one tensor [2, ...], where they are one
     stats: dict[int, list[Stats]] = field(default_factory=dict)
-    masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
+    masks: dict[tuple[int, int, int | None, torch.device], Tensor | None] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
     dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
@@ -86,22 +87,24 @@ class Forward:
         """Whether the row's keys are stored without rotation."""
         return self.unrotated is not None and self.unrotated[row]
 
-    def mask(self, past: int, length: int, window: int | None) -> Tensor | None:
-        """Bool mask [1, 1, L, past + L] of the causal and sliding-window rule; None where sdpa needs none.
+    def mask(self, past: int, length: int, window: int | None, device: torch.device) -> Tensor | None:
+        """Bool mask [1, 1, L, past + L] of the causal and sliding-window rule, made once; None where sdpa needs none.
 
         Stored rows of a full layer are all older than the queries, so only a window looks at positions; sliding layers
         keep their newest rows, which are contiguous.
         """
-        key = (past, length, window)
+        key = (past, length, window, device)
         if key not in self.masks:
-            query = torch.arange(past, past + length)[:, None]
-            row = torch.arange(past + length)[None]
-            allowed = row <= query
             slides = window is not None and past + length >= window  # stock hands sdpa a mask from here on
+            if not slides and (length == 1 or past == 0):
+                self.masks[key] = None
+                return None
+            query = torch.arange(past, past + length, device=device)[:, None]
+            row = torch.arange(past + length, device=device)[None]
+            allowed = row <= query
             if slides:
                 allowed &= row > query - int(window or 0)
-            plain = not slides and (length == 1 or past == 0)
-            self.masks[key] = None if plain else allowed[None, None]
+            self.masks[key] = allowed[None, None]
         return self.masks[key]
 
     def alike(self, layer: int) -> list[Team]:
@@ -125,10 +128,7 @@ class Forward:
         """The batch rows `rows` of x; a view where they follow one another."""
         if rows[-1] - rows[0] == len(rows) - 1:  # always in rising order
             return x[rows[0] : rows[0] + len(rows)]
-        key = (*rows, x.device)
-        if key not in self.picks:
-            self.picks[key] = torch.tensor(rows, device=x.device)
-        return x.index_select(0, self.picks[key])
+        return x.index_select(0, numbers(tuple(rows), x.device))
 
 
 CURRENT: ContextVar[Forward] = ContextVar("kv_harness_forward")

@@ -47,7 +47,7 @@ class LayerRope:
         kwargs = {} if self.layer_type is None else {"layer_type": self.layer_type}
         ids = pos[None] if pos.ndim == 1 else pos
         cos, sin = self.rotary(torch.empty(1, dtype=torch.float32, device=device), ids.to(device), **kwargs)
-        return cos, sin
+        return cos.to(device), sin.to(device)  # a device map gives the module a device of its own
 
     def _apply(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         n = cos.shape[-1]  # some families rotate only the first channels of a head

@@ -19,7 +19,7 @@ from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
-from harness.stages.keep import Choice
+from harness.stages.keep import Choice, check_finite
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
 from harness.types import Bytes
@@ -122,12 +122,8 @@ class SequenceCache:
         assert rope is not None
         return rope
 
-    def settled(self, run: Forward, member: int) -> SequenceCache:
-        """This cache back at its budget, if its phase evicts after this forward."""
-        return self.evicted(self.choices(run, member))
-
     def choices(self, run: Forward, member: int) -> list[Choice] | None:
-        """The tokens that stay after this forward; None if the phase does not evict now."""
+        """The tokens that stay after this forward; None if the phase does not evict now. `check_finite` is the caller's."""
         if not self._evicts or self.seen - self.evicted_at < self.stack.every:
             return None
         return self._choose({i: run.stats[i][member] for i in self.shape.full_layers}, rotated=not self.unrotated)
@@ -153,7 +149,9 @@ class SequenceCache:
         if stack.keeps_state:
             out = replace(out, head_groups=tuple(group.with_sums(stats) for group in self.head_groups))
         if budget is not None:
-            out = out.evicted(out._choose(dict(enumerate(stats)), rotated=True))
+            choices = out._choose(dict(enumerate(stats)), rotated=True)
+            check_finite(choices)
+            out = out.evicted(choices)
         groups = (
             stored(group, self.shape, stack, self.seen, out._unrotates(group.heads.layers[0]), dtype)
             for group in out.head_groups
@@ -180,7 +178,7 @@ class SequenceCache:
             for choice in choices:
                 mine = tuple(layer for layer in choice.layers if layer in group.heads.layers)
                 if mine:
-                    groups.append(group.take(choice.index_HM, self.seen, mine, choice.head))
+                    groups.append(group.take(choice.index_HM, self.seen, mine, choice.head, choice.ends))
                     left = [layer for layer in left if layer not in mine]
             if left:
                 groups.append(group.rest(tuple(left)))

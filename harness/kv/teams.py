@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from harness.stages.transfers import numbers
+
 ROOM = 64  # tokens that a view can grow by before it is copied into a larger one
 
 
@@ -40,7 +42,7 @@ class Views:
 
     def of_rows(self, rows: list[int]) -> Views:
         """Those of some of the rows."""
-        chosen = torch.tensor(rows, device=self.stored[0].device)
+        chosen = numbers(tuple(rows), self.stored[0].device)
         return Views(self.layers, [x.index_select(2, chosen) for x in self.stored], self.spare)
 
     def keep(self, index_YRHN: Tensor, room: int) -> None:
