@@ -74,7 +74,8 @@ def trial(engine: Engine, all_stacks: Mapping[str, Stack]) -> dict[str, Any]:
     )
     for number, requests in enumerate(documents):
         for name, reply in zip(all_stacks, asking.document(engine, requests, list(all_stacks.values()), LIMIT), strict=True):
-            found[f"lm-eval {number} {name}"] = (reply.status, reply.error, reply.responses, reply.exercised)
+            answered = reply.responses if reply.status == "ok" else None
+            found[f"lm-eval {number} {name}"] = (reply.status, reply.error, answered, reply.exercised)
     found["codec limits"] = measure(engine, [ids(60, 7), ids(40, 8)], 99.0)
     found["retrieval heads"] = copy_scores(engine, [1], Calibration(tokens=24, repeats=2))
     return found
