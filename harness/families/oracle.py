@@ -1,0 +1,70 @@
+"""A full cache whose evicted tokens are masked out, in any family: the family's own eager attention with one more mask.
+
+What a compressed cache must equal. It knows no stack and no store of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask
+
+from harness.kv.compat import forward
+
+NAME = "masked_own"
+Kept = Sequence[Sequence[Tensor]]  # for every layer of the model and KV head: original positions that may be read
+_KEPT: ContextVar[dict[int, Sequence[Tensor]]] = ContextVar("masked_own")
+
+
+def attend(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any, **kwargs: Any
+) -> Any:
+    """The attention function that a model's own file has; query [B, Q, L, D], key and value of every token seen."""
+    layer = int(getattr(module, "layer_idx", -1) or 0)
+    own: Callable[..., Any] = getattr(sys.modules[type(module).__module__], "eager_attention_forward", sdpa_attention_forward)
+    kept = _KEPT.get().get(layer)
+    if kept is not None:
+        attention_mask = _hidden(kept, query, key, attention_mask)
+    return own(module, query, key, value, attention_mask, *args, **kwargs)
+
+
+def _hidden(kept: Sequence[Tensor], query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """The model's own mask with every old token hidden that a head does not keep, [1, Q, L, N]."""
+    (_, q, length, _), n = query.shape, key.shape[2]
+    hidden_HN = torch.ones(len(kept), n, dtype=torch.bool, device=query.device)
+    for head, positions in enumerate(kept):
+        hidden_HN[head, positions.long()] = False
+    hidden_HN[:, n - length :] = False
+    least = torch.finfo(query.dtype).min
+    if mask is None:
+        mask = torch.zeros(1, 1, length, n, dtype=query.dtype, device=query.device)
+    return mask[..., :n].expand(1, q, length, n).masked_fill(hidden_HN.repeat_interleave(q // len(kept), 0)[None, :, None], least)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, eager_mask)
+
+
+class MaskedModel:
+    """A model and its own cache that keeps everything, read through a mask; built with attn_implementation=`NAME`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.cache, self.seen = model, DynamicCache(config=model.config), 0
+
+    def feed(self, tokens: Sequence[int], kept: dict[int, Sequence[Tensor]]) -> Tensor:
+        """Last logits [V] after new tokens that read each other and, in the layers of `kept`, the tokens kept there."""
+        positions = torch.arange(self.seen, self.seen + len(tokens))[None]
+        token = _KEPT.set(kept)
+        try:
+            logits = forward(self.model, torch.tensor([list(tokens)]), positions, self.cache, torch.tensor([-1]))
+        finally:
+            _KEPT.reset(token)
+        self.seen += len(tokens)
+        return logits[0, 0]

@@ -1,0 +1,177 @@
+"""One family on trial: a tiny model of it read through our stores, beside the same model read by transformers alone.
+
+Three comparisons, all in fp32: everything kept equals transformers' own cache, tokens evicted equal tokens masked, and the bytes
+of the full cache are those that transformers' own cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+
+from harness.engine.engine import Engine
+from harness.errors import UserError
+from harness.families import oracle
+from harness.families.tiny import VOCABULARY, build, tiny_config
+from harness.kv.attention import NAME
+from harness.kv.compat import forward, shape_of
+from harness.stages.budget import Amount
+from harness.stages.keep import Keep
+from harness.stages.score.knorm import KeyNorm
+from harness.stages.stack import Stack
+
+HONOURED, PARTLY, REFUSED, NOT_BUILT, WRONG = "honoured", "partly", "refused", "not built", "wrong"
+CALLS = (40, 9, 1, 1)  # tokens of a prompt beyond every tiny window, of a chunk, of two steps
+CONTEXT, BUDGET, QUESTION, STEPS = 60, 24, 5, 3
+EQUAL = 1e-6  # of the largest logit: where transformers' attention is another kernel, and for masked tokens
+POWER = 1e-5  # masking must move the logits by more, or the comparison shows nothing
+ONLY_WINDOWS = "all its layers slide: their windows are stored exactly, and no token is evicted"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a family. difference: of the largest logit, everything kept against transformers; 0: every bit is equal."""
+
+    family: str
+    status: str
+    reason: str = ""
+    difference: float | None = None
+    layers: str = ""
+    cached_bytes: int | None = None
+    positions_cache: bool | None = None  # whether keys can be stored without rotation
+
+
+def try_family(family: str) -> Verdict:
+    """Never raises: what fails where it must not is the verdict `wrong`, with the error as the reason."""
+    try:
+        config = tiny_config(family)
+        stock = _stock(config)
+        expected = [logits for logits, _ in _read(stock)]
+    except Exception as error:
+        return Verdict(family, NOT_BUILT, _line(error))
+    try:
+        return _tried(family, config, stock, expected)
+    except UserError as error:
+        return Verdict(family, REFUSED, str(error).split(" is not supported: ", 1)[-1])
+    except Exception as error:
+        return Verdict(family, WRONG, _line(error))
+
+
+def _tried(family: str, config: PretrainedConfig, stock: PreTrainedModel, expected: list[Tensor]) -> Verdict:
+    shape_of(stock.config)
+    engine = Engine(build(config, NAME, stock.state_dict()), torch.float32)
+    away = _kept(engine, expected)
+    windows = {layer.window for layer in engine.shape.layers}
+    found = Verdict(
+        family,
+        HONOURED if engine.shape.full_layers else PARTLY,
+        "" if engine.shape.full_layers else ONLY_WINDOWS,
+        away,
+        f"{len(engine.shape.full_layers)} of {len(windows) and len(engine.shape.layers)}",
+        _cached(stock),
+        None not in engine.ropes,
+    )
+    problems = [*_unequal(away), *_uncounted(engine, found.cached_bytes), *_evicted(engine, config, stock)]
+    return Verdict(family, WRONG, "; ".join(problems), away) if problems else found
+
+
+def _stock(config: PretrainedConfig) -> PreTrainedModel:
+    """The model as transformers runs it: its own sdpa, or its eager attention where it has no sdpa."""
+    try:
+        return build(config, "sdpa")
+    except ValueError:
+        return build(config, "eager")
+
+
+def _ids(n: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    found: list[int] = torch.randint(3, VOCABULARY, (n,), generator=generator).tolist()
+    return found
+
+
+@torch.inference_mode()
+def _read(model: PreTrainedModel) -> Iterator[tuple[Tensor, Any]]:
+    """Last logits [V] after each of the calls, and transformers' own cache then."""
+    cache, seen = DynamicCache(config=model.config), 0
+    for n in CALLS:
+        positions = torch.arange(seen, seen + n)[None]
+        yield forward(model, torch.tensor([_ids(n, n)]), positions, cache, torch.tensor([-1]))[0, 0], cache
+        seen += n
+
+
+def _kept(engine: Engine, expected: list[Tensor]) -> float:
+    """The largest difference to the expected logits, of their largest, when everything is kept."""
+    cache, worst = engine.start(length=sum(CALLS)), 0.0
+    for n, wanted in zip(CALLS, expected, strict=True):
+        (cache,), logits = engine.feed([cache], [_ids(n, n)])
+        worst = max(worst, _difference(logits[0], wanted))
+    return worst
+
+
+def _difference(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))
+
+
+def _unequal(away: float) -> list[str]:
+    return [] if away <= EQUAL else [f"with everything kept its logits differ from transformers' by {away:.1e}"]
+
+
+def _cached(stock: PreTrainedModel) -> int:
+    """Bytes that transformers' own cache holds after all calls."""
+    *_, (_, cache) = _read(stock)
+    held = (x for layer in cache.layers for value in vars(layer).values() for x in _tensors(value))
+    return sum({x.data_ptr(): x.numel() * x.element_size() for x in held if x.numel()}.values())
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _uncounted(engine: Engine, cached: int | None) -> list[str]:
+    counted = engine.shape.full_bytes(sum(CALLS), 4)
+    return [] if counted == cached else [f"its full cache counts {counted} bytes, transformers' own holds {cached}"]
+
+
+@torch.inference_mode()
+def _evicted(engine: Engine, config: PretrainedConfig, stock: PreTrainedModel) -> list[str]:
+    """What is wrong when tokens are evicted once, and after every step."""
+    if not engine.shape.full_layers:
+        return []
+    problems = []
+    for phase in ("prefill", "always"):
+        keep = Keep(scorer=KeyNorm(), budget=Amount(unit="tokens", value=BUDGET))
+        cache = engine.compress(engine.prefill(_ids(CONTEXT, 0), length=CONTEXT + QUESTION + STEPS), Stack(keep=keep, phase=phase))
+        model = build(config, oracle.NAME, stock.state_dict())
+        masked, plain = oracle.MaskedModel(model), oracle.MaskedModel(model)
+        for one in (masked, plain):
+            one.feed(_ids(CONTEXT, 0), {})
+        tokens, worst, moved = _ids(QUESTION, 1), 0.0, 0.0
+        for _ in range(STEPS):
+            kept = dict(zip(sorted(cache.slots), cache.kept_positions(), strict=True))
+            wanted = masked.feed(tokens, {i: kept[i] for i in engine.shape.full_layers})
+            moved = max(moved, _difference(plain.feed(tokens, {}), wanted))
+            (cache,), logits = engine.feed([cache], [tokens])
+            worst = max(worst, _difference(logits[0], wanted))
+            tokens = [int(wanted.argmax())]
+        if worst > 2 * EQUAL:
+            problems.append(f"with tokens evicted (phase {phase}) its logits differ from those with tokens masked by {worst:.1e}")
+        if moved < POWER:
+            problems.append(f"masking tokens (phase {phase}) moves its logits by {moved:.1e} only: nothing is shown")
+    return problems
+
+
+def _line(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:160]}"
