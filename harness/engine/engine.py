@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
-from harness.engine.logits import sound
+from harness.engine.logits import padded, sound
 from harness.engine.prepared_model import PreparedModel
 from harness.engine.tiles import tiles
 from harness.kv.batch_views import Batch
-from harness.kv.compat import EntryCache, forward
+from harness.kv.compat import forward
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget
 from harness.kv.positions import held
 from harness.kv.sequence_cache import SequenceCache
+from harness.kv.states import fed_together
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -151,8 +152,28 @@ class Engine(PreparedModel):
         needs: only the prefill of a context gives them, which nothing ever shares: its products need no tiles.
         """
         lengths = [len(one) for one in ids]
-        starts = [cache.next_position for cache in caches]
-        self.check_length(max(start + n for start, n in zip(starts, lengths, strict=True)))
+        self.check_length(max(cache.next_position + n for cache, n in zip(caches, lengths, strict=True)))
+        run = self.begin(caches, lengths, needs, reference, batch)
+        invariant = self.invariant and needs is None
+        together = fed_together(lengths, [cache.states for cache in caches]) if self.shape.hybrid else [range(len(caches))]
+        if len(together) == 1:
+            grown, logits = self._fed(run, caches, ids, every=every, invariant=invariant)
+            return grown, run, logits
+        found, parts = dict[int, tuple[SequenceCache, Tensor]](), list[tuple[Sequence[int], Forward]]()
+        for rows in together:
+            part = run.part(rows)
+            grown, logits = self._fed(part, [caches[b] for b in rows], [ids[b] for b in rows], every=every, invariant=invariant)
+            found |= {b: (cache, one) for b, cache, one in zip(rows, grown, logits, strict=True)}
+            parts.append((rows, part))
+        run.join(parts)
+        in_order = [found[b] for b in range(len(caches))]
+        return [cache for cache, _ in in_order], run, padded([one for _, one in in_order])
+
+    def _fed(
+        self, run: Forward, caches: Sequence[SequenceCache], ids: Sequence[Sequence[int]], *, every: bool, invariant: bool
+    ) -> tuple[list[SequenceCache], Tensor]:
+        """One forward of the model."""
+        lengths, starts = run.lengths, [cache.next_position for cache in caches]
         # Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
         width, device = max(lengths), self.model.device
         ids_BL = torch.tensor([[*one, *[0] * (width - len(one))] for one in ids], device=device)
@@ -160,20 +181,20 @@ class Engine(PreparedModel):
         steps_BL = torch.arange(width, device=device).minimum(torch.tensor(lengths, device=device)[:, None] - 1)
         positions_BL = torch.tensor(starts, device=device)[:, None] + steps_BL
         last = sorted({n - 1 for n in lengths})
-        run = self.begin(caches, lengths, needs, reference, batch)
         token = CURRENT.set(run)
         try:
-            cache = EntryCache(len(self.shape.layers))
+            cache = self.entrance.open([cache.states for cache in caches])
             wanted = slice(None) if every else torch.tensor(last, device=device)
-            with held(self.rotary, [cache.length for cache in caches]), tiles(self.invariant and needs is None):
+            with held(self.rotary, [cache.length for cache in caches]), tiles(invariant):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
         assert sorted(run.stats) == list(range(len(self.shape.layers))), "a layer did not reach our attention"
+        run.states = self.entrance.close(cache, len(caches))
         if not every:
             where = torch.tensor([last.index(n - 1) for n in lengths], device=device)
             logits = logits[torch.arange(len(caches), device=device), where]
-        return [cache.after(run, b) for b, cache in enumerate(caches)], run, logits
+        return [cache.after(run, b) for b, cache in enumerate(caches)], logits
 
 
 def _settled(

@@ -12,13 +12,14 @@ from harness.engine.tiles import prepare
 from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
-from harness.kv.compat import layer_devices, shape_of
-from harness.kv.forward import Forward
+from harness.kv.compat import forward, layer_devices, shape_of
+from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
+from harness.kv.states import Entrance
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -38,11 +39,33 @@ class PreparedModel:
         if invariant:
             prepare(model)
         self.shape = shape_of(model.config)
-        n = len(self.shape.layers)
-        devices = layer_devices(model, n)
-        self.ropes, self.rope_moves = checked_ropes(model, self.shape, self.shape.groups(devices), *ropes_of(model, n))
+        numbers, n = (
+            self.shape.of_model(range(len(self.shape.layers))),
+            model.config.get_text_config(decoder=True).num_hidden_layers,
+        )
+        self.entrance = Entrance(model, n, hybrid=self.shape.hybrid)
+        places = layer_devices(model, n)
+        devices = [places[i] for i in numbers]
+        ropes, moves = ropes_of(model, n)
+        self.ropes, self.rope_moves = checked_ropes(
+            model, self.shape, self.shape.groups(devices), tuple(ropes[i] for i in numbers), moves, self.entrance.open([None])
+        )
         self.groups = self.shape.groups(devices, self.ropes)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
+        if self.shape.hybrid:
+            self.shape = replace(self.shape, constant=self._state_bytes())
+
+    @torch.inference_mode()
+    def _state_bytes(self) -> int:
+        """Bytes of a sequence's states, measured after a token of no meaning."""
+        run, cache = self.begin([SequenceCache.empty(self.shape)], [1]), self.entrance.open([None])
+        token = CURRENT.set(run)
+        try:
+            ids = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
+            forward(self.model, ids, ids, cache, torch.zeros(1, dtype=torch.long, device=self.model.device))
+        finally:
+            CURRENT.reset(token)
+        return sum(x.numel() * x.element_size() for x in self.entrance.close(cache, 1)[0].held)
 
     def start(
         self,

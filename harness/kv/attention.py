@@ -38,8 +38,10 @@ def attend(
 
     Returns [B, L, Q, D]. Outputs of padding (tokens beyond a row's own length) are zero.
     """
-    run, layer = CURRENT.get(), int(module.layer_idx)  # type: ignore[arg-type]
-    honoured.refuse(layer in run.stats, f"its layer {layer} attends twice in one forward")
+    run, number = CURRENT.get(), int(module.layer_idx)  # type: ignore[arg-type]
+    honoured.refuse(number not in run.shape.places, f"its layer {number} attends, and has no place in its cache")
+    layer = run.shape.places[number]
+    honoured.refuse(layer in run.stats, f"its layer {number} attends twice in one forward")
     honoured.check(module, run.shape.layers[layer], key, value, attention_mask, kwargs)
     call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs, query)
     key, value = run.keep_new(layer, key, value)

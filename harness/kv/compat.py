@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PretrainedConfig, PreTrainedModel, __version__, cache_utils
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from harness.errors import UserError
@@ -31,7 +31,9 @@ FAMILIES = {  # model types that no setting identifies, and why they are refused
     "jetmoe": "its cached heads are not those of its configuration",
     "moshi": "its attention sees another window than its cache",
 }
-RECURRENT = "linear attention and recurrent states are not measured"
+STATES: type | tuple[()] = getattr(cache_utils, "LinearAttentionCacheLayerMixin", ())  # layers with recurrent states
+RECURRENT = {"linear_attention", "conv", "hybrid"}  # kinds of layers with states; in "hybrid" ones beside keys and values
+KINDS = {"full_attention", "sliding_attention", "mlp", "moe"} | RECURRENT
 
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
@@ -55,23 +57,30 @@ def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
     heads = getattr(text, "num_key_value_heads", None) or query_heads
     dim = getattr(text, "head_dim", None) or text.hidden_size // query_heads
     layers = DynamicCache(config=config).layers
-    windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
-    return ModelShape(tuple(LayerShape(heads, dim, dim, window) for window in windows), query_heads)
+    attending = {i: layer for i, layer in enumerate(layers) if isinstance(layer, DynamicLayer)}
+    windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in attending.values()]
+    return ModelShape(
+        tuple(LayerShape(heads, dim, dim, window) for window in windows),
+        query_heads,
+        numbers=tuple(attending) if len(attending) < len(layers) else (),
+        hybrid=any(isinstance(layer, STATES) for layer in layers),
+    )
 
 
 def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
     """Why a model's cache cannot be counted, or None."""
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if any(getattr(model, "_is_stateful", False) for model in _classes(config)):
-        return RECURRENT
-    layers = DynamicCache(config=config).layers
-    odd = {type(layer).__name__ for layer in layers} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
-    if any("Linear" in name for name in odd):
-        return RECURRENT
-    if "DummyLayer" in odd or len(layers) != text.num_hidden_layers:
+    layers, kinds = DynamicCache(config=config).layers, set(getattr(text, "layer_types", None) or ())
+    stateful = bool(kinds & RECURRENT) or any(getattr(model, "_is_stateful", False) for model in _classes(config))
+    if stateful and not any(isinstance(layer, STATES) for layer in layers):
+        return f"transformers {__version__} keeps its recurrent states in a cache of its own kind; later versions may not"
+    if not any(isinstance(layer, DynamicLayer) for layer in layers):
+        return "no layer of it attends: its cache does not grow, and there is nothing to compress"
+    if "reuse" in (getattr(text, "kv_sharing_modes", None) or ()) or len(layers) != text.num_hidden_layers:
         return "some of its layers share another layer's cache"
-    if kinds or odd:
-        return f"it has layers of other kinds: {', '.join(sorted(kinds | odd))}"
+    plain = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+    odd = {type(layer).__name__ for layer in layers if type(layer).__name__ not in plain and not isinstance(layer, STATES)}
+    if odd | (kinds - KINDS):
+        return f"it has layers of other kinds: {', '.join(sorted(odd | (kinds - KINDS)))}"
     return None
 
 

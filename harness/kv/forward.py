@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.kv.head_group import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
+from harness.kv.states import States
 from harness.kv.teams import Team
 from harness.stages.protocols import Needs, Stats
 
@@ -25,7 +26,7 @@ class Forward:
     """One forward of B rows: what each row has stored, how many of its L query tokens are real, what to record.
 
     After the forward, `new` holds the new K and V of all rows, one pair of tensors [B, layers, H, L, D] in the cache dtype for
-    each group of layers, and `stats` what was recorded, as [layer][row].
+    each group of layers, `stats` what was recorded, as [layer][row], and `states` the rows' recurrent states.
     """
 
     shape: ModelShape
@@ -44,6 +45,7 @@ class Forward:
     new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     both: dict[int, Tensor] = field(default_factory=dict)  # the same pairs as one tensor [2, ...], where they are one
     stats: dict[int, list[Stats]] = field(default_factory=dict)
+    states: Sequence[States] = ()
     masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
@@ -51,6 +53,34 @@ class Forward:
 
     def __post_init__(self) -> None:
         self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
+
+    def part(self, rows: Sequence[int]) -> Forward:
+        """The same for some rows only, in rising order, whole teams among them; nothing is recorded yet."""
+        teams = [team for team in self.teams or () if team.rows[0] in rows]
+        return Forward(
+            shape=self.shape,
+            groups=self.groups,
+            stores=[self.stores[row] for row in rows],
+            seen=[self.seen[row] for row in rows],
+            lengths=[self.lengths[row] for row in rows],
+            needs=[self.needs[row] for row in rows],
+            kv_dtype=self.kv_dtype,
+            ropes=self.ropes,
+            starts=None if self.starts is None else [self.starts[row] for row in rows],
+            unrotated=None if self.unrotated is None else [self.unrotated[row] for row in rows],
+            teams=None if self.teams is None else [replace(t, rows=[rows.index(row) for row in t.rows]) for t in teams],
+            reference=None if self.reference is None else [rows.index(self.reference[row]) for row in rows],
+        )
+
+    def join(self, parts: Sequence[tuple[Sequence[int], Forward]]) -> None:
+        """Take over what was recorded by parts that together are all rows."""
+        for rows, part in parts:
+            for layer, found in part.stats.items():
+                mine = self.stats.setdefault(layer, [Stats()] * len(self.lengths))
+                for row, one in zip(rows, found, strict=True):
+                    mine[row] = one
+            for layer, errors in part.errors.items():
+                self.errors.setdefault(layer, errors.new_zeros(len(self.lengths), 2))[list(rows)] = errors
 
     def keep_new(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Copy a layer's new rows [B, H, L, D], rounded to the cache dtype, beside those of its group; returns what is kept."""

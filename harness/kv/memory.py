@@ -76,7 +76,8 @@ def _layer(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) ->
 
 def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
     """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
-    return sum(times * _layer(stack, layer, n, itemsize, seen) for layer, times in Counter(shape.layers).items())
+    stored = sum(times * _layer(stack, layer, n, itemsize, seen) for layer, times in Counter(shape.layers).items())
+    return stored + shape.constant
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from harness.kv.compat import EntryCache, forward
 from harness.kv.forward import CURRENT, Forward
@@ -25,12 +26,17 @@ Ropes = tuple[LayerRope | None, ...]
 
 @torch.inference_mode()
 def checked_ropes(
-    model: PreTrainedModel, shape: ModelShape, groups: Sequence[tuple[int, ...]], ropes: Ropes, irreversible: bool
+    model: PreTrainedModel,
+    shape: ModelShape,
+    groups: Sequence[tuple[int, ...]],
+    ropes: Ropes,
+    irreversible: bool,
+    cache: Cache | None = None,
 ) -> tuple[Ropes, bool]:
     """(ropes, None for layers without rotation or with one we cannot undo; whether there are layers of the latter kind).
 
     RoPE attention depends on distances only, so the keys of one text at two start positions differ by their rotation alone:
-    un-rotated they must be equal.
+    un-rotated they must be equal. cache: an empty one that the model takes, where it is not as plain as most.
     """
     if all(rope is None for rope in ropes) or model.device.type == "meta":  # no weights to run
         return ropes, irreversible
@@ -48,7 +54,7 @@ def checked_ropes(
     token = CURRENT.set(run)
     try:
         ids_BL = torch.arange(TOKENS, device=model.device).expand(2, -1)
-        forward(model, ids_BL, places, EntryCache(len(shape.layers)), torch.tensor([-1], device=model.device))
+        forward(model, ids_BL, places, cache or EntryCache(len(shape.layers)), torch.tensor([-1], device=model.device))
     finally:
         CURRENT.reset(token)
     found = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
+from harness.kv.states import States
 from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
 from harness.stages.keep import Choice
 from harness.stages.protocols import Needs, Stats
@@ -34,6 +36,7 @@ class SequenceCache:
     reading: the context is not complete yet (phase chunked evicts only until then). evicted_at: `seen` at the last eviction.
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
     length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
+    states: recurrent and convolution states of a hybrid's layers; None before the first token.
     """
 
     shape: ModelShape
@@ -47,6 +50,7 @@ class SequenceCache:
     evicted_at: int = 0
     even: bool | None = None
     length: int | None = None
+    states: States | None = None
 
     @classmethod
     def empty(
@@ -112,7 +116,8 @@ class SequenceCache:
                 groups += first_groups(self.shape, self.stack, layers, kv, run.dtype, sums=sums)
         windows = (self._window(group) for group in groups)
         groups = [group if w is None else group.newest(w - 1) for group, w in zip(groups, windows, strict=True)]
-        return replace(self, head_groups=tuple(groups), seen=self.seen + run.lengths[member])
+        seen = self.seen + run.lengths[member]
+        return replace(self, head_groups=tuple(groups), seen=seen, states=run.states[member] if run.states else None)
 
     def _unrotates(self, layer: int) -> LayerRope | None:
         """The RoPE to undo before a layer's keys are stored; None if they are stored as they are."""
@@ -215,7 +220,8 @@ class SequenceCache:
 
     def bytes(self) -> Bytes:
         """Bytes of all its tensors, including those shared with other caches."""
-        return measure(kind_tensor for group in self.head_groups for kind_tensor in group.tensors())
+        states = (("recurrent", x) for x in (self.states.held if self.states else ()))
+        return measure(chain(states, *(group.tensors() for group in self.head_groups)))
 
     @property
     def _compressed(self) -> list[HeadGroup]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,26 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The layers of a model, and its number of query heads."""
+    """The layers of a model that attend, and its number of query heads.
+
+    numbers: those of these layers in the model, where others lie between them; empty: 0, 1, ... hybrid: whether some layers,
+    these or others, have recurrent or convolution states. constant: bytes of a sequence's states, 0 until they are measured.
+    """
 
     layers: tuple[LayerShape, ...]
     query_heads: int
+    numbers: tuple[int, ...] = ()
+    hybrid: bool = False
+    constant: int = 0
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The index in `layers` of a layer by its number in the model."""
+        return {number: at for at, number in enumerate(self.numbers or range(len(self.layers)))}
+
+    def of_model(self, layers: Sequence[int]) -> list[int]:
+        """The numbers in the model of some of `layers`."""
+        return [self.numbers[i] for i in layers] if self.numbers else list(layers)
 
     @property
     def full_layers(self) -> tuple[int, ...]:
@@ -44,5 +61,10 @@ class ModelShape:
         return tuple(map(tuple, alike.values()))
 
     def full_bytes(self, seen: int, itemsize: int) -> int:
-        """Bytes of the uncompressed cache after `seen` tokens."""
-        return sum(layer.held(seen) * layer.token_bytes(itemsize) for layer in self.layers)
+        """Bytes of the uncompressed cache after `seen` tokens, states included."""
+        return self.constant + sum(layer.held(seen) * layer.token_bytes(itemsize) for layer in self.layers)
+
+    def reach(self, seen: int, itemsize: int) -> float:
+        """The share of `full_bytes` that stacks act on: layers with full attention. Windows and states stay as they are."""
+        reached = sum(self.layers[i].token_bytes(itemsize) for i in self.full_layers) * seen
+        return reached / max(self.full_bytes(seen, itemsize), 1)
