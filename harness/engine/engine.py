@@ -20,6 +20,7 @@ from harness.kv.batch_views import Batch
 from harness.kv.compat import forward
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget
+from harness.kv.families.position_tables import placed
 from harness.kv.positions import held
 from harness.kv.sequence_cache import SequenceCache
 from harness.kv.states import fed_together
@@ -185,7 +186,8 @@ class Engine(PreparedModel):
         try:
             cache = self.entrance.open([cache.states for cache in caches])
             wanted = slice(None) if every else torch.tensor(last, device=device)
-            with held(self.rotary, [cache.length for cache in caches]), tiles(invariant):
+            angles, rows = held(self.rotary, [cache.length for cache in caches]), placed(self.placed_table, positions_BL)
+            with angles, rows, tiles(invariant):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)

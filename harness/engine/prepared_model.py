@@ -15,6 +15,7 @@ from harness.kv.batch_views import Batch
 from harness.kv.compat import forward, layer_devices, shape_of
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget, solve_budget
+from harness.kv.families.position_tables import position_table
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
@@ -52,6 +53,7 @@ class PreparedModel:
         )
         self.groups = self.shape.groups(devices, self.ropes)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
+        self.placed_table = position_table(model)
         if self.shape.hybrid:
             self.shape = replace(self.shape, constant=self._state_bytes())
 

@@ -129,7 +129,7 @@ class StreamRunner:
             "scored_tokens": float(len(nll)),
         }
         found |= {
-            f"attention_error_layer_{i}": r for i, r in zip(self.setup.shape.of_model(range(len(ratios))), ratios, strict=True)
+            f"attention_error_layer_{i}": r for i, r in zip(self.setup.shape.attending, ratios, strict=True)
         }
         against_full = {n for n in found if n.startswith(("kl_", "top1_", "attention_"))}
         missing = {n: IMPOSSIBLE if n == "kl_to_full" else TOO_LARGE for n, x in found.items() if not math.isfinite(x)}

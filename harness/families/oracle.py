@@ -5,6 +5,7 @@ What a compressed cache must equal. It knows no stack and no store of ours.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -12,11 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
-
-from harness.kv.compat import forward
 
 NAME = "masked_own"
 Kept = Sequence[Sequence[Tensor]]  # for every layer of the model and KV head: original positions that may be read
@@ -48,6 +48,18 @@ def _hidden(kept: Sequence[Tensor], query: Tensor, key: Tensor, mask: Tensor | N
     return mask[..., :n].expand(1, q, length, n).masked_fill(hidden_HN.repeat_interleave(q // len(kept), 0)[None, :, None], least)
 
 
+def alone(model: PreTrainedModel, tokens: Sequence[int], seen: int, cache: Cache | None) -> tuple[Tensor, Cache]:
+    """(last logits [V], cache) of a model after new tokens, as its users call it: its own cache, made by itself at first."""
+    parameters = inspect.signature(model.forward).parameters
+    given: dict[str, Any] = {"cache" if "cache" in parameters else "past_key_values": cache, "use_cache": True}
+    if "position_ids" in parameters:
+        given["position_ids"] = torch.arange(seen, seen + len(tokens))[None]
+    if "logits_to_keep" in parameters:  # one row of logits is another product than the same row among others
+        given["logits_to_keep"] = torch.tensor([-1])
+    out = model(input_ids=torch.tensor([list(tokens)]), **given)
+    return out.logits[0, -1], out.cache if hasattr(out, "cache") else out.past_key_values
+
+
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, eager_mask)
 
@@ -56,15 +68,15 @@ class MaskedModel:
     """A model and its own cache that keeps everything, read through a mask; built with attn_implementation=`NAME`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model, self.cache, self.seen = model, DynamicCache(config=model.config), 0
+        self.model, self.seen = model, 0
+        self.cache: Cache | None = None
 
     def feed(self, tokens: Sequence[int], kept: dict[int, Sequence[Tensor]]) -> Tensor:
         """Last logits [V] after new tokens that read each other and, in the layers of `kept`, the tokens kept there."""
-        positions = torch.arange(self.seen, self.seen + len(tokens))[None]
         token = _KEPT.set(kept)
         try:
-            logits = forward(self.model, torch.tensor([list(tokens)]), positions, self.cache, torch.tensor([-1]))
+            logits, self.cache = alone(self.model, tokens, self.seen, self.cache)
         finally:
             _KEPT.reset(token)
         self.seen += len(tokens)
-        return logits[0, 0]
+        return logits

@@ -78,7 +78,7 @@ def _shrunk(full: PretrainedConfig, own: Values) -> PretrainedConfig:
         elif name in TOKENS and value is not None:
             values[name] = TOKENS[name]
         elif latent and name == "head_dim":
-            continue  # follows from the widths of its parts
+            values[name] = SIZE_OF["qk_rope_head_dim"]
         elif latent and name == "num_key_value_heads":
             values[name] = SIZE_OF["num_attention_heads"]
         elif name in SIZE_OF and isinstance(value, int) and not isinstance(value, bool) and value:
@@ -94,12 +94,10 @@ def _shrunk(full: PretrainedConfig, own: Values) -> PretrainedConfig:
 def _squeezed(full: PretrainedConfig, tiny: PretrainedConfig) -> Values | None:
     """Layer types with every kind of the full configuration, where the tiny one lacks one of them."""
     kinds, found = getattr(full, "layer_types", None), getattr(tiny, "layer_types", None)
-    if not kinds or not found or set(found) == set(kinds):
+    if not kinds or not found or set(found) >= set(kinds):
         return None
     first = list(dict.fromkeys(kinds))
-    wanted = [*[first[0]] * max(0, len(found) - len(first)), *first]
-    wanted = wanted[:-1] + [kinds[-1]] if kinds[-1] in first[:-1] and len(wanted) > len(first) else wanted
-    return {"layer_types": wanted}
+    return {"layer_types": [*[first[0]] * max(0, len(found) - len(first)), *first]}
 
 
 def build(config: PretrainedConfig, attention: str, weights: Mapping[str, torch.Tensor] | None = None) -> PreTrainedModel:

@@ -39,13 +39,19 @@ def attend(
     Returns [B, L, Q, D]. Outputs of padding (tokens beyond a row's own length) are zero.
     """
     run, number = CURRENT.get(), int(module.layer_idx)  # type: ignore[arg-type]
-    honoured.refuse(number not in run.shape.places, f"its layer {number} attends, and has no place in its cache")
-    layer = run.shape.places[number]
-    honoured.refuse(layer in run.stats, f"its layer {number} attends twice in one forward")
+    reads = number in run.shape.owners
+    honoured.refuse(not reads and number not in run.shape.places, f"its layer {number} attends, and has no place in its cache")
+    layer = run.shape.owners[number] if reads else run.shape.places[number]
+    honoured.refuse(number in run.attended, f"its layer {number} attends twice in one forward")
+    run.attended.add(number)
     honoured.check(module, run.shape.layers[layer], key, value, attention_mask, kwargs)
-    call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs, query)
-    key, value = run.keep_new(layer, key, value)
-    run.stats[layer] = [Stats()] * len(run.lengths)
+    call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs, query, reads)
+    if reads:
+        honoured.refuse(layer not in run.stats, f"its layer {number} reads a store that no layer has filled yet")
+        key, value = run.kept_new(layer)
+    else:
+        key, value = run.keep_new(layer, key, value)
+        run.stats[layer] = [Stats()] * len(run.lengths)
     outputs: dict[int, Tensor] = {}  # by the first row they are for
     teams = run.alike(layer)
     for team in teams:
@@ -59,7 +65,7 @@ def attend(
             outputs |= {row: out[i : i + 1] for i, row in enumerate(rows)}
     joined = outputs[0] if len(outputs) == 1 else torch.cat([outputs[row] for row in sorted(outputs)])
     if run.reference is not None:
-        run.errors[layer] = _distances(joined, run.reference)
+        run.errors[number] = _distances(joined, run.reference)
     return joined, None
 
 
@@ -80,6 +86,7 @@ class _Call:
     scaling: float
     kwargs: dict[str, Any]
     query: Tensor
+    reads: bool = False  # the store of another layer, in whose statistics only its own queries count
 
     @cached_property
     def scaled_BQD(self) -> Tensor:
@@ -151,7 +158,7 @@ def _turn_stored(call: _Call, rows: list[int], k_RHND: Tensor, length: int) -> N
 
 def _record(call: _Call, rows: list[int], heads: slice, q: Tensor, k: Tensor) -> None:
     """Statistics that each row asked for; a step's column sums are made in one go."""
-    needs = [call.run.needs[row] if call.window is None else Needs() for row in rows]
+    needs = [call.run.needs[row] if call.window is None and not call.reads else Needs() for row in rows]
     if not any(needs):
         return
     sums: dict[int, Tensor] = {}

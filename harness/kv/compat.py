@@ -14,13 +14,16 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PretrainedCo
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from harness.errors import UserError
-from harness.kv.shape import LayerShape, ModelShape
+from harness.kv.families.layer_shapes import layer_settings, layer_shape, readers
+from harness.kv.families.position_tables import TABLED
+from harness.kv.shape import ModelShape
 
 FEATURES = {  # settings of a decoder that change what is cached or attended to, and why they are refused
     "kv_lora_rank": "latent attention caches are not measured yet",
     "attention_chunk_size": "chunked attention is not implemented",
     "attn_logit_softcapping": "soft-capped attention is not implemented",
     "use_bidirectional_attention": "attention to later tokens is not implemented",
+    "cross_attention_layers": "some of its layers attend to images, and to nothing where there are none",
     "is_encoder_decoder": "encoder-decoders are not implemented",
 }
 FAMILIES = {  # model types that no setting identifies, and why they are refused
@@ -53,17 +56,17 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
 
 
 def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
-    query_heads = text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or query_heads
-    dim = getattr(text, "head_dim", None) or text.hidden_size // query_heads
     layers = DynamicCache(config=config).layers
     attending = {i: layer for i, layer in enumerate(layers) if isinstance(layer, DynamicLayer)}
-    windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in attending.values()]
+    windows = {i: layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for i, layer in attending.items()}
+    settings = layer_settings(text, len(layers))
+    places = {number: at for at, number in enumerate(attending)}
     return ModelShape(
-        tuple(LayerShape(heads, dim, dim, window) for window in windows),
-        query_heads,
+        tuple(layer_shape(settings[number], window) for number, window in windows.items()),
+        text.num_attention_heads,
         numbers=tuple(attending) if len(attending) < len(layers) else (),
         hybrid=any(isinstance(layer, STATES) for layer in layers),
+        readers=tuple((number, places[owner]) for number, owner in readers(text).items()),
     )
 
 
@@ -75,8 +78,9 @@ def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
         return f"transformers {__version__} keeps its recurrent states in a cache of its own kind; later versions may not"
     if not any(isinstance(layer, DynamicLayer) for layer in layers):
         return "no layer of it attends: its cache does not grow, and there is nothing to compress"
-    if "reuse" in (getattr(text, "kv_sharing_modes", None) or ()) or len(layers) != text.num_hidden_layers:
-        return "some of its layers share another layer's cache"
+    shares = getattr(text, "num_kv_shared_layers", None) and not hasattr(text, "kv_sharing_modes")
+    if shares or len(layers) != text.num_hidden_layers:
+        return f"some of its layers share another layer's cache, and transformers {__version__} does not say which"
     plain = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
     odd = {type(layer).__name__ for layer in layers if type(layer).__name__ not in plain and not isinstance(layer, STATES)}
     if odd | (kinds - KINDS):
@@ -93,12 +97,15 @@ def _classes(config: PretrainedConfig) -> tuple[Any, ...]:
 def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
     """Why a model's attention is not supported, or None; from its configuration and class alone, before weights are loaded."""
     for name, why in FEATURES.items():
-        if getattr(text, name, None):
+        if getattr(text, name, None) not in (None, False, 0, "vision"):  # images alone are attended to in both directions
             return why
     if not all(getattr(model, "_supports_sdpa", True) for model in _classes(config)):
         return "its attention (learned sinks, position biases or one of its own) cannot be that of transformers' sdpa"
     if hasattr(text, "add_cross_attention") and not getattr(text, "is_decoder", True):
         return "it is an encoder, which attends to later tokens"
+    tabled = getattr(text, "model_type", "") in TABLED
+    if not tabled and not all("position_ids" in inspect.signature(model.forward).parameters for model in _classes(config)):
+        return "its forward takes no positions, so that sequences of a batch could not stand at places of their own"
     return FAMILIES.get(getattr(text, "model_type", ""))
 
 

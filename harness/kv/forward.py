@@ -41,13 +41,14 @@ class Forward:
     unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated to their place in the cache
     teams: Sequence[Team] | None = None  # rows that attend in one call, in order; None: those that are alike in a layer
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
-    errors: dict[int, Tensor] = field(default_factory=dict)  # of a layer, [B, 2]: |out - ref|^2, |ref|^2
+    errors: dict[int, Tensor] = field(default_factory=dict)  # of a layer, by its number in the model, [B, 2]: |out - ref|^2, |ref|^2
     new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     both: dict[int, Tensor] = field(default_factory=dict)  # the same pairs as one tensor [2, ...], where they are one
     stats: dict[int, list[Stats]] = field(default_factory=dict)
     states: Sequence[States] = ()
     masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
     dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
 
@@ -99,6 +100,12 @@ class Forward:
         self.dtype = key.dtype
         if key.dtype == self.kv_dtype:
             return key, value
+        k, v = self.new[group]
+        return k[:, at], v[:, at]
+
+    def kept_new(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's new rows [B, H, L, D] as they are kept, for a layer that reads its store."""
+        group, at = self.places[layer]
         k, v = self.new[group]
         return k[:, at], v[:, at]
 

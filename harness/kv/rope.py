@@ -75,8 +75,10 @@ def ropes_of(model: PreTrainedModel, n_layers: int) -> tuple[tuple[LayerRope | N
     if rotary is None or apply is None or varies_with_length(config) or list(inspect.signature(apply).parameters)[:4] != APPLY:
         return (None,) * n_layers, rotary is not None
     typed = "layer_type" in inspect.signature(rotary.forward).parameters
-    types = config.layer_types if typed else [None] * n_layers
-    return tuple(LayerRope(rotary, apply, kind) for kind in types), False
+    if not typed:
+        return (LayerRope(rotary, apply),) * n_layers, False
+    without = {kind for kind, given in (getattr(config, "rope_parameters", None) or {}).items() if given is None}
+    return tuple(None if kind in without else LayerRope(rotary, apply, kind) for kind in config.layer_types), False
 
 
 def varies_with_length(config: Any) -> bool:

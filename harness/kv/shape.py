@@ -31,6 +31,7 @@ class ModelShape:
 
     numbers: those of these layers in the model, where others lie between them; empty: 0, 1, ... hybrid: whether some layers,
     these or others, have recurrent or convolution states. constant: bytes of a sequence's states, 0 until they are measured.
+    readers: layers that store nothing and attend to another layer's store: (number in the model, index in `layers` of the owner).
     """
 
     layers: tuple[LayerShape, ...]
@@ -38,6 +39,12 @@ class ModelShape:
     numbers: tuple[int, ...] = ()
     hybrid: bool = False
     constant: int = 0
+    readers: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def owners(self) -> dict[int, int]:
+        """For a layer without a store, by its number in the model, the index in `layers` of the one whose store it reads."""
+        return dict(self.readers)
 
     @cached_property
     def places(self) -> dict[int, int]:
@@ -47,6 +54,11 @@ class ModelShape:
     def of_model(self, layers: Sequence[int]) -> list[int]:
         """The numbers in the model of some of `layers`."""
         return [self.numbers[i] for i in layers] if self.numbers else list(layers)
+
+    @property
+    def attending(self) -> list[int]:
+        """The numbers in the model of all layers that attend, those without a store of their own among them."""
+        return sorted([*self.places, *self.owners])
 
     @property
     def full_layers(self) -> tuple[int, ...]:
