@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
@@ -50,5 +53,14 @@ def convert(source: Path, directory: Path) -> None:
     for config in (model.config, model.generation_config):
         config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
         config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
-    model.save_pretrained(directory)
+    vars(model.config).pop("quantization_config", None)  # what is written is not quantized
+    model.config.save_pretrained(directory)
+    model.generation_config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    save_file(_once(model.state_dict()), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _once(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of one storage once: an output layer that is tied to the embedding follows from it."""
+    found = {x.data_ptr(): name for name, x in reversed(weights.items())}
+    return {name: x.contiguous() for name, x in weights.items() if found[x.data_ptr()] == name}
