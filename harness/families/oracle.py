@@ -57,7 +57,10 @@ def alone(model: PreTrainedModel, tokens: Sequence[int], seen: int, cache: Cache
     if "logits_to_keep" in parameters:  # one row of logits is another product than the same row among others
         given["logits_to_keep"] = torch.tensor([-1])
     out = model(input_ids=torch.tensor([list(tokens)]), **given)
-    return out.logits[0, -1], out.cache if hasattr(out, "cache") else out.past_key_values
+    found = getattr(out, "cache", None) or getattr(out, "past_key_values", None)
+    if found is None:
+        raise ValueError("it gives back no cache")
+    return out.logits[0, -1], found
 
 
 AttentionInterface.register(NAME, attend)

@@ -81,7 +81,7 @@ def _shrunk(full: PretrainedConfig, own: Values) -> PretrainedConfig:
             values[name] = SIZE_OF["qk_rope_head_dim"]
         elif latent and name == "num_key_value_heads":
             values[name] = SIZE_OF["num_attention_heads"]
-        elif name in SIZE_OF and isinstance(value, int) and not isinstance(value, bool) and value:
+        elif name in SIZE_OF and value and all(type(one) is int for one in (value if isinstance(value, list) else [value])):
             values[name] = SIZE_OF[name]
         elif name in SPREAD:
             values[name] = 0.05

@@ -38,7 +38,7 @@ def attend(
 
     Returns [B, L, Q, D]. Outputs of padding (tokens beyond a row's own length) are zero.
     """
-    run, number = CURRENT.get(), int(module.layer_idx)  # type: ignore[arg-type]
+    run, number = CURRENT.get(), honoured.layer_of(module)
     reads = number in run.shape.owners
     honoured.refuse(not reads and number not in run.shape.places, f"its layer {number} attends, and has no place in its cache")
     layer = run.shape.owners[number] if reads else run.shape.places[number]

@@ -35,6 +35,13 @@ def check(
     )
 
 
+def layer_of(module: torch.nn.Module) -> int:
+    """The number of an attention module's layer in the model; UserError for one that several layers share (zamba)."""
+    number = getattr(module, "layer_idx", None)
+    refuse(not isinstance(number, int) or number < 0, "several of its layers share one attention, which does not know whose it is")
+    return int(number)  # type: ignore[arg-type]
+
+
 def refuse(when: bool, reason: str) -> None:
     """UserError with the reason, if `when`."""
     if when:

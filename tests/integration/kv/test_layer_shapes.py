@@ -86,7 +86,7 @@ def test_bytes_of_every_stack_are_the_closed_formula_and_budgets_hold(family: st
 def test_arms_in_lockstep_equal_each_alone_with_views_and_without(family: str) -> None:
     ours = engine(family)
     prefix = ours.prefill(ids(CONTEXT), Needs(column_sums=True))
-    asks = [Ask(ours.compress(prefix, stack), tuple(ids(5 + i, seed=i)), 6) for i, stack in enumerate(stacks())]
+    asks = [Ask(row=ours.compress(prefix, stack), held=ids(5 + i, seed=i), max_new=6) for i, stack in enumerate(stacks())]
     together = ours.answer(asks, views=1 << 24)
     for ask, found in zip(asks, together, strict=True):
         (alone,) = ours.answer([ask])
