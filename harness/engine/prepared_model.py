@@ -13,9 +13,9 @@ from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
 from harness.kv.compat import forward, layer_devices, shape_of
+from harness.kv.families.position_tables import position_table
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget, solve_budget
-from harness.kv.families.position_tables import position_table
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes

@@ -128,9 +128,7 @@ class StreamRunner:
             "attention_error": float(np.mean(ratios)),
             "scored_tokens": float(len(nll)),
         }
-        found |= {
-            f"attention_error_layer_{i}": r for i, r in zip(self.setup.shape.attending, ratios, strict=True)
-        }
+        found |= {f"attention_error_layer_{i}": r for i, r in zip(self.setup.shape.attending, ratios, strict=True)}
         against_full = {n for n in found if n.startswith(("kl_", "top1_", "attention_"))}
         missing = {n: IMPOSSIBLE if n == "kl_to_full" else TOO_LARGE for n, x in found.items() if not math.isfinite(x)}
         missing |= {n: UNSOUND_FULL for n in against_full if not out.reference_sound}

@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "against transformers itself, tokens evicted against tokens masked, bytes against transformers' own cache.",
     )
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="a model_type of transformers; all of them without one")
-    parser.add_argument("--write", action="store_true", help=f"write families.md and families.csv to {HOME.relative_to(CONF.parent)}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write families.md and families.csv to {HOME.relative_to(CONF.parent)}"
+    )
     options = parser.parse_args(arguments)
     known = families()
     if unknown := [name for name in options.families if name not in known]:

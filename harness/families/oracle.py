@@ -45,7 +45,9 @@ def _hidden(kept: Sequence[Tensor], query: Tensor, key: Tensor, mask: Tensor | N
     least = torch.finfo(query.dtype).min
     if mask is None:
         mask = torch.zeros(1, 1, length, n, dtype=query.dtype, device=query.device)
-    return mask[..., :n].expand(1, q, length, n).masked_fill(hidden_HN.repeat_interleave(q // len(kept), 0)[None, :, None], least)
+    return (
+        mask[..., :n].expand(1, q, length, n).masked_fill(hidden_HN.repeat_interleave(q // len(kept), 0)[None, :, None], least)
+    )
 
 
 def alone(model: PreTrainedModel, tokens: Sequence[int], seen: int, cache: Cache | None) -> tuple[Tensor, Cache]:

@@ -40,7 +40,15 @@ OWN: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "dots3_note": {"vision_config": {"pyramid_num_routed": [-1, -1, 2, 4], "adapter_in_dim": 128, "adapter_out_dim": 128, "adapter_input_size": 128}, "text_config": LATENT_SLIDING},
+    "dots3_note": {
+        "vision_config": {
+            "pyramid_num_routed": [-1, -1, 2, 4],
+            "adapter_in_dim": 128,
+            "adapter_out_dim": 128,
+            "adapter_input_size": 128,
+        },
+        "text_config": LATENT_SLIDING,
+    },
     "dots3_note_text": LATENT_SLIDING,
     "falcon": {"new_decoder_architecture": False},
     "gemma3n_text": SHARED | {"layer_types": SLIDING + SLIDING[2:]},

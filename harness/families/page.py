@@ -42,8 +42,9 @@ def as_markdown(verdicts: Sequence[Verdict]) -> str:
     lines = [
         "# Model families",
         "",
-        f"Every `model_type` of transformers {transformers.__version__} that has a causal language model: built tiny with random",
-        f"weights, in fp32 on a CPU (torch {torch.__version__}), and tried. Made by `{COMMAND}`; the columns are in `families.csv`.",
+        f"Every `model_type` of transformers {transformers.__version__} that has a causal language model: built tiny with",
+        f"random weights, in fp32 on a CPU (torch {torch.__version__}), and tried. Made by `{COMMAND}`; `families.csv` has the",
+        "same, a line a family.",
         "",
         f"{counts(verdicts)}.",
     ]

@@ -1,7 +1,7 @@
 """One family on trial: a tiny model of it read through our stores, beside the same model read by transformers alone.
 
-Three comparisons, all in fp32: everything kept equals transformers' own cache, tokens evicted equal tokens masked, and the bytes
-of the full cache are those that transformers' own cache holds.
+Three comparisons, all in fp32: everything kept equals transformers' own cache, tokens evicted equal tokens masked, and the
+bytes of the full cache are those that transformers' own cache holds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ ONLY_WINDOWS = "all its layers slide: their windows are stored exactly, and no t
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a family. difference: of the largest logit, everything kept against transformers; 0: every bit is equal."""
+    """What became of a family.
+
+    difference: with everything kept to transformers, of the largest logit; 0: every bit is equal. layers: those that stacks
+    compress, of all that attend. positions_cache: whether keys can be stored without rotation.
+    """
 
     family: str
     status: str
@@ -46,7 +50,7 @@ class Verdict:
     difference: float | None = None
     layers: str = ""
     cached_bytes: int | None = None
-    positions_cache: bool | None = None  # whether keys can be stored without rotation
+    positions_cache: bool | None = None
 
 
 def try_family(family: str) -> Verdict:
@@ -156,7 +160,9 @@ def _evicted(engine: Engine, config: PretrainedConfig, stock: PreTrainedModel) -
     problems = []
     for phase in ("prefill", "always"):
         keep = Keep(scorer=KeyNorm(), budget=Amount(unit="tokens", value=BUDGET))
-        cache = engine.compress(engine.prefill(_ids(CONTEXT, 0), length=CONTEXT + QUESTION + STEPS), Stack(keep=keep, phase=phase))
+        cache = engine.compress(
+            engine.prefill(_ids(CONTEXT, 0), length=CONTEXT + QUESTION + STEPS), Stack(keep=keep, phase=phase)
+        )
         model = build(config, oracle.NAME, stock.state_dict())
         masked, plain = oracle.MaskedModel(model), oracle.MaskedModel(model)
         for one in (masked, plain):
@@ -169,7 +175,9 @@ def _evicted(engine: Engine, config: PretrainedConfig, stock: PreTrainedModel) -
             worst = max(worst, _difference(logits[0], wanted))
             tokens = [int(wanted.argmax())]
         if worst > MASKED:
-            problems.append(f"with tokens evicted (phase {phase}) its logits differ from those with tokens masked by {worst:.1e}")
+            problems.append(
+                f"with tokens evicted (phase {phase}) its logits differ from those with tokens masked by {worst:.1e}"
+            )
         if moved < POWER:
             problems.append(f"masking tokens (phase {phase}) moves its logits by {moved:.1e} only: nothing is shown")
     return problems

@@ -58,7 +58,9 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
 def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
     layers = DynamicCache(config=config).layers
     attending = {i: layer for i, layer in enumerate(layers) if isinstance(layer, DynamicLayer)}
-    windows = {i: layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for i, layer in attending.items()}
+    windows = {
+        i: layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for i, layer in attending.items()
+    }
     settings = layer_settings(text, len(layers))
     places = {number: at for at, number in enumerate(attending)}
     return ModelShape(

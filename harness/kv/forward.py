@@ -41,7 +41,9 @@ class Forward:
     unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated to their place in the cache
     teams: Sequence[Team] | None = None  # rows that attend in one call, in order; None: those that are alike in a layer
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
-    errors: dict[int, Tensor] = field(default_factory=dict)  # of a layer, by its number in the model, [B, 2]: |out - ref|^2, |ref|^2
+    errors: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # of a layer, by its number in the model, [B, 2]: |out - ref|^2, |ref|^2
     new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     both: dict[int, Tensor] = field(default_factory=dict)  # the same pairs as one tensor [2, ...], where they are one
     stats: dict[int, list[Stats]] = field(default_factory=dict)

@@ -38,7 +38,9 @@ def check(
 def layer_of(module: torch.nn.Module) -> int:
     """The number of an attention module's layer in the model; UserError for one that several layers share (zamba)."""
     number = getattr(module, "layer_idx", None)
-    refuse(not isinstance(number, int) or number < 0, "several of its layers share one attention, which does not know whose it is")
+    refuse(
+        not isinstance(number, int) or number < 0, "several of its layers share one attention, which does not know whose it is"
+    )
     return int(number)  # type: ignore[arg-type]
 
 

@@ -31,7 +31,7 @@ class ModelShape:
 
     numbers: those of these layers in the model, where others lie between them; empty: 0, 1, ... hybrid: whether some layers,
     these or others, have recurrent or convolution states. constant: bytes of a sequence's states, 0 until they are measured.
-    readers: layers that store nothing and attend to another layer's store: (number in the model, index in `layers` of the owner).
+    readers: layers that store nothing and attend to another's store: (number in the model, index in `layers` of the owner).
     """
 
     layers: tuple[LayerShape, ...]

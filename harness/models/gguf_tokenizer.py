@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF header, built from its own tokens: byte-level BPE with its merges, or sentence pieces with scores.
 
-`from_pretrained(gguf_file=)` is not used for it: it turns scored pieces into a unigram model, which splits text otherwise than the
-model was trained on, and sets wrong BOS and EOS for others.
+`from_pretrained(gguf_file=)` is not used for it: it turns scored pieces into a unigram model, which splits text otherwise than
+the model was trained on, and sets wrong BOS and EOS for others.
 """
 
 from __future__ import annotations
@@ -37,11 +37,15 @@ def build_tokenizer(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     elif kind == "llama":
         core = _pieces(fields, tokens)
     else:
-        raise UserError(f"the file's tokenizer.ggml.model={kind!r} is not supported: gpt2 (byte-level BPE) and llama (pieces) are")
+        raise UserError(
+            f"the file's tokenizer.ggml.model={kind!r} is not supported: gpt2 (byte-level BPE) and llama (pieces) are"
+        )
     types = fields.get("tokenizer.ggml.token_type", [])
     special = [token for token, of in zip(tokens, types, strict=False) if of == _CONTROL]
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    roles = {role: tokens[at] for role, name in _ROLES.items() if (at := fields.get(f"tokenizer.ggml.{name}_token_id")) is not None}
+    roles = {
+        role: tokens[at] for role, name in _ROLES.items() if (at := fields.get(f"tokenizer.ggml.{name}_token_id")) is not None
+    }
     if fields.get("tokenizer.ggml.add_bos_token") and "bos_token" in roles:
         bos = (roles["bos_token"], fields["tokenizer.ggml.bos_token_id"])
         core.post_processor = processors.TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
@@ -85,10 +89,18 @@ def _pieces(fields: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     merges = [(one[4], one[5]) for one in sorted(found)]
     unknown = fields.get("tokenizer.ggml.unknown_token_id")
     core = Tokenizer(
-        models.BPE(vocab=vocab, merges=merges, byte_fallback=True, fuse_unk=True, unk_token=None if unknown is None else tokens[unknown])
+        models.BPE(
+            vocab=vocab,
+            merges=merges,
+            byte_fallback=True,
+            fuse_unk=True,
+            unk_token=None if unknown is None else tokens[unknown],
+        )
     )
     front = fields.get("tokenizer.ggml.add_space_prefix", True)
-    core.normalizer = normalizers.Sequence([*([normalizers.Prepend(_SPACE)] if front else []), normalizers.Replace(" ", _SPACE)])
+    core.normalizer = normalizers.Sequence(
+        [*([normalizers.Prepend(_SPACE)] if front else []), normalizers.Replace(" ", _SPACE)]
+    )
     core.decoder = decoders.Sequence(
         [
             decoders.Replace(_SPACE, " "),

@@ -17,7 +17,10 @@ def layer_settings(text: Any, layers: int) -> list[Any]:
 
 
 def layer_shape(one: Any, window: int | None) -> LayerShape:
-    """The shape of a layer from its settings; window: None for full attention. Sliding layers have names of their own (`swa_...`)."""
+    """The shape of a layer from its settings; window: None for full attention.
+
+    Sliding layers have names of their own in some families (`swa_...`).
+    """
 
     def setting(*names: str) -> int | None:
         own = [f"swa_{name}" for name in names] if window is not None else []

@@ -37,8 +37,14 @@ def engine(family: str) -> Engine:
 def stacks() -> list[Stack]:
     """Evicting, encoding, both; budgets in bytes and fractions."""
     found = [Stack(keys=conf_tree.member("codec", name), values=conf_tree.member("codec", name)) for name in ("int8", "kivi2")]
-    found += [Stack(keep=Keep(scorer=KeyNorm(), budget=Amount(unit=unit, value=value))) for unit, value in (("fraction", 0.3), ("bytes", 60_000))]
-    return [*found, Stack(keep=Keep(scorer=H2O(), budget=Amount(value=0.5)), keys=conf_tree.member("codec", "int8"), phase="always")]
+    found += [
+        Stack(keep=Keep(scorer=KeyNorm(), budget=Amount(unit=unit, value=value)))
+        for unit, value in (("fraction", 0.3), ("bytes", 60_000))
+    ]
+    return [
+        *found,
+        Stack(keep=Keep(scorer=H2O(), budget=Amount(value=0.5)), keys=conf_tree.member("codec", "int8"), phase="always"),
+    ]
 
 
 def test_each_layer_has_its_own_shape() -> None:
