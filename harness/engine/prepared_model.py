@@ -14,6 +14,7 @@ from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
 from harness.kv.compat import forward, layer_devices, shape_of
 from harness.kv.forward import CURRENT, Forward
+from harness.kv.honoured import refuse
 from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
@@ -65,7 +66,9 @@ class PreparedModel:
             forward(self.model, ids, ids, cache, torch.zeros(1, dtype=torch.long, device=self.model.device))
         finally:
             CURRENT.reset(token)
-        return sum(x.numel() * x.element_size() for x in self.entrance.close(cache, 1)[0].held)
+        found = sum(x.numel() * x.element_size() for x in self.entrance.close(cache, 1)[0].held)
+        refuse(found == 0, "its recurrent states are not in its cache")
+        return found
 
     def start(
         self,

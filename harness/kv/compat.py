@@ -30,6 +30,9 @@ FAMILIES = {  # model types that no setting identifies, and why they are refused
     "hrm_text": "its layers run several times, each time with another cache",
     "jetmoe": "its cached heads are not those of its configuration",
     "moshi": "its attention sees another window than its cache",
+    "recurrent_gemma": "its layers keep their recurrent states themselves, not in a cache that could be forked",
+    "zamba": "its layers share blocks of attention that do not say for which layer they attend",
+    "zamba2": "its layers share blocks of attention that do not say for which layer they attend",
 }
 STATES: type | tuple[()] = getattr(cache_utils, "LinearAttentionCacheLayerMixin", ())  # layers with recurrent states
 RECURRENT = {"linear_attention", "conv", "hybrid"}  # kinds of layers with states; in "hybrid" ones beside keys and values

@@ -23,6 +23,9 @@ from tests.support.tiny_models import ids
 
 # A prompt, a chunk, single tokens, and a chunk after them; then one that is as short as the convolution.
 CALLS = ((40, 9, 1, 1, 3, 1), (3, 1, 2, 1), (1, 1, 1))
+# transformers builds MiniMax's mask from its first layer, which holds no tokens: a chunk after the first attends to too few. The
+# masked reference below, whose masks are its own, is what its chunks are held to.
+SINGLE = {"minimax": ((40, 1, 1, 1), (3, 1, 1), (1, 1, 1))}
 
 
 def same_states(row: SequenceCache, expected: list[Tensor]) -> bool:
@@ -36,7 +39,7 @@ def same_states(row: SequenceCache, expected: list[Tensor]) -> bool:
 @torch.inference_mode()
 def test_everything_kept_equals_stock_and_holds_what_its_cache_holds(family: str) -> None:
     ours, model = hybrids.engine(family), hybrids.model(family)
-    for lengths in CALLS:
+    for lengths in SINGLE.get(family, CALLS):
         cache, row, seen = hybrids.stock_cache(family), ours.start(), 0
         for n in lengths:
             tokens = ids(n, seed=n + seen)
