@@ -109,8 +109,12 @@ class PreparedModel:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
 
     def batch(self, views: int = 0) -> Batch:
-        """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores."""
-        return Batch(self.shape, self.groups, self.model.dtype, views)
+        """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores.
+
+        Rows that are fed alone have none.
+        """
+        alone = self.shape.hybrid and self.invariant
+        return Batch(self.shape, self.groups, self.model.dtype, 0 if alone else views)
 
     def begin(
         self,

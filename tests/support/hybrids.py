@@ -87,7 +87,6 @@ HYBRIDS: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "minimax": lambda: config("MiniMaxConfig", num_local_experts=4, block_size=16, head_dim=32),
 }
-INVARIANT = tuple(HYBRIDS)
 REFUSED: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "states in the layers, recurrent_gemma": (
         lambda: transformers.RecurrentGemmaConfig(),

@@ -94,10 +94,10 @@ def arms(ours: Engine) -> list[SequenceCache]:
     return [ours.compress(prefix, stack) for prefix in prefixes for stack in stacks]
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
-def test_sixteen_arms_of_unequal_lengths_equal_each_alone_state_for_state(family: str) -> None:
-    ours = hybrids.engine(family, invariant=family in hybrids.INVARIANT)
-    exact = ours.invariant
+@pytest.mark.parametrize(("family", "exact"), [*((family, False) for family in HYBRIDS), ("qwen3_next", True), ("jamba", True)])
+def test_sixteen_arms_of_unequal_lengths_equal_each_alone_state_for_state(family: str, *, exact: bool) -> None:
+    """Bit for bit under batch_invariant; else as near as sums of another order are."""
+    ours = hybrids.engine(family, invariant=exact)
     together = arms(ours)
     alone = list(together)
     before = [[x.clone() for x in row.states.held] for row in together if row.states]
@@ -127,10 +127,11 @@ def near(found: Tensor, expected: Tensor, *, exact: bool) -> None:
         assert float((found - expected).abs().max()) <= 2e-6 * max(1.0, float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("chunk", [1, 32])
-def test_streams_of_unequal_lengths_equal_each_alone(chunk: int) -> None:
+def test_streams_of_unequal_lengths_equal_each_alone(chunk: int, *, exact: bool) -> None:
     """Two texts end at different places; a chunk of one is never fed to the other's states."""
-    ours = hybrids.engine("qwen3_next", invariant=True)
+    ours = hybrids.engine("qwen3_next", invariant=exact)
     stack = Stack(keep=conf_tree.keep("sink_h2o", 24), phase="always")
     texts = (tuple(ids(150, seed=1)), tuple(ids(107, seed=2)))
     readings = []
@@ -144,10 +145,11 @@ def test_streams_of_unequal_lengths_equal_each_alone(chunk: int) -> None:
         full, evicted = read(ours, [Reading(ids=r.ids, row=r.row, reference=0) for r in readings[2 * at : 2 * at + 2]], chunk)
         for one, alone in ((together[2 * at], full), (together[2 * at + 1], evicted)):
             assert one.row.seen == len(text) - 1
-            assert one.curve("nll").tolist() == alone.curve("nll").tolist()
+            near(torch.tensor(one.curve("nll")), torch.tensor(alone.curve("nll")), exact=exact)
             assert one.row.states is not None and alone.row.states is not None
-            assert all(torch.equal(x, y) for x, y in zip(one.row.states.held, alone.row.states.held, strict=True))
-            assert torch.allclose(one.errors, alone.errors)
+            for x, y in zip(one.row.states.held, alone.row.states.held, strict=True):
+                near(x, y, exact=exact)
+            assert torch.allclose(one.errors, alone.errors, rtol=1e-4, atol=1e-9)
 
 
 def test_chunked_contexts_of_unequal_chunks_equal_each_alone() -> None:
@@ -162,7 +164,7 @@ def test_chunked_contexts_of_unequal_chunks_equal_each_alone() -> None:
 
 
 def test_answers_with_views_are_those_without() -> None:
-    ours = hybrids.engine("lfm3", invariant=True)
+    ours = hybrids.engine("lfm3")
     asks = [Ask(row=row, held=ids(1 + b % 3, seed=b), max_new=5) for b, row in enumerate(arms(ours))]
     for one, other in zip(ours.answer(asks, 1 << 30), ours.answer(asks), strict=True):
         assert one.ids == other.ids
