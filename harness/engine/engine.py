@@ -155,25 +155,48 @@ class Engine(PreparedModel):
         lengths = [len(one) for one in ids]
         self.check_length(max(cache.next_position + n for cache, n in zip(caches, lengths, strict=True)))
         run = self.begin(caches, lengths, needs, reference, batch)
-        invariant = self.invariant and needs is None
-        together = fed_together(lengths, [cache.states for cache in caches]) if self.shape.hybrid else [range(len(caches))]
+        if not self.shape.hybrid:
+            return self._fed(run, caches, ids, every=every, invariant=self.invariant and needs is None)
+        # A hybrid's own kernels sum in another order for another number of rows: alone, a row needs no tiles.
+        together = fed_together(lengths, [cache.states for cache in caches], reference, alone=self.invariant)
         if len(together) == 1:
-            grown, logits = self._fed(run, caches, ids, every=every, invariant=invariant)
-            return grown, run, logits
-        found, parts = dict[int, tuple[SequenceCache, Tensor]](), list[tuple[Sequence[int], Forward]]()
+            return self._fed(run, caches, ids, every=every)
+        return self._apart(run, together, caches, ids, every=every)
+
+    def _apart(
+        self,
+        run: Forward,
+        together: Sequence[Sequence[int]],
+        caches: Sequence[SequenceCache],
+        ids: Sequence[Sequence[int]],
+        *,
+        every: bool,
+    ) -> tuple[list[SequenceCache], Forward, Tensor]:
+        """The same in a forward for each of these groups of rows."""
+        grown, logits = dict[int, SequenceCache](), dict[int, Tensor]()
+        outputs = dict[int, dict[int, Tensor]]()
         for rows in together:
-            part = run.part(rows)
-            grown, logits = self._fed(part, [caches[b] for b in rows], [ids[b] for b in rows], every=every, invariant=invariant)
-            found |= {b: (cache, one) for b, cache, one in zip(rows, grown, logits, strict=True)}
-            parts.append((rows, part))
-        run.join(parts)
-        in_order = [found[b] for b in range(len(caches))]
-        return [cache for cache, _ in in_order], run, padded([one for _, one in in_order])
+            fed, part, found = self._fed(
+                run.part(rows, outputs), [caches[b] for b in rows], [ids[b] for b in rows], every=every
+            )
+            grown |= dict(zip(rows, fed, strict=True))
+            logits |= dict(zip(rows, found, strict=True))
+            if part.outputs is not None:
+                outputs[rows[0]] = part.outputs
+            run.join(rows, part)
+        in_order = range(len(caches))
+        return [grown[b] for b in in_order], run, padded([logits[b] for b in in_order])
 
     def _fed(
-        self, run: Forward, caches: Sequence[SequenceCache], ids: Sequence[Sequence[int]], *, every: bool, invariant: bool
-    ) -> tuple[list[SequenceCache], Tensor]:
-        """One forward of the model."""
+        self,
+        run: Forward,
+        caches: Sequence[SequenceCache],
+        ids: Sequence[Sequence[int]],
+        *,
+        every: bool,
+        invariant: bool = False,
+    ) -> tuple[list[SequenceCache], Forward, Tensor]:
+        """One forward of the model, its products in tiles where they must be invariant."""
         lengths, starts = run.lengths, [cache.next_position for cache in caches]
         # Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
         width, device = max(lengths), self.model.device
@@ -196,7 +219,7 @@ class Engine(PreparedModel):
         if not every:
             where = torch.tensor([last.index(n - 1) for n in lengths], device=device)
             logits = logits[torch.arange(len(caches), device=device), where]
-        return [cache.after(run, b) for b, cache in enumerate(caches)], logits
+        return [cache.after(run, b) for b, cache in enumerate(caches)], run, logits
 
 
 def _settled(

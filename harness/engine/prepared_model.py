@@ -15,6 +15,7 @@ from harness.kv.batch_views import Batch
 from harness.kv.compat import forward, layer_devices, shape_of
 from harness.kv.families.position_tables import position_table
 from harness.kv.forward import CURRENT, Forward
+from harness.kv.honoured import refuse
 from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
@@ -67,7 +68,9 @@ class PreparedModel:
             forward(self.model, ids, ids, cache, torch.zeros(1, dtype=torch.long, device=self.model.device))
         finally:
             CURRENT.reset(token)
-        return sum(x.numel() * x.element_size() for x in self.entrance.close(cache, 1)[0].held)
+        found = sum(x.numel() * x.element_size() for x in self.entrance.close(cache, 1)[0].held)
+        refuse(found == 0, "its recurrent states are not in its cache")
+        return found
 
     def start(
         self,
@@ -108,8 +111,12 @@ class PreparedModel:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
 
     def batch(self, views: int = 0) -> Batch:
-        """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores."""
-        return Batch(self.shape, self.groups, self.model.dtype, views)
+        """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores.
+
+        Rows that are fed alone have none.
+        """
+        alone = self.shape.hybrid and self.invariant
+        return Batch(self.shape, self.groups, self.model.dtype, 0 if alone else views)
 
     def begin(
         self,

@@ -64,15 +64,18 @@ def attend(
         else:
             outputs |= {row: out[i : i + 1] for i, row in enumerate(rows)}
     joined = outputs[0] if len(outputs) == 1 else torch.cat([outputs[row] for row in sorted(outputs)])
-    if run.reference is not None:
-        run.errors[number] = _distances(joined, run.reference)
+    if run.outputs is not None:
+        run.outputs[number] = joined
+    if run.against is not None:
+        run.errors[number] = _distances(joined, run.against[number])
+    elif run.reference is not None:
+        run.errors[number] = _distances(joined, joined[torch.tensor(list(run.reference), device=joined.device)])
     return joined, None
 
 
-def _distances(out: Tensor, reference: Sequence[int]) -> Tensor:
-    """[B, 2]: squared distance of each row's output to that of its reference row, and the squared size of the latter."""
-    flat = out.float().flatten(1)
-    wanted = flat[torch.tensor(list(reference), device=out.device)]
+def _distances(out: Tensor, reference: Tensor) -> Tensor:
+    """[B, 2]: squared distance of each row's output to that of its reference, and the squared size of the latter."""
+    flat, wanted = out.float().flatten(1), reference.float().flatten(1)
     return torch.stack(((flat - wanted).square().sum(1), wanted.square().sum(1)), 1)
 
 

@@ -33,9 +33,13 @@ FAMILIES = {  # model types that no setting identifies, and why they are refused
     "hrm_text": "its layers run several times, each time with another cache",
     "jetmoe": "its cached heads are not those of its configuration",
     "moshi": "its attention sees another window than its cache",
+    "recurrent_gemma": "its layers keep their recurrent states themselves, not in a cache that could be forked",
+    "zamba": "its layers share blocks of attention that do not say for which layer they attend",
+    "zamba2": "its layers share blocks of attention that do not say for which layer they attend",
 }
 STATES: type | tuple[()] = getattr(cache_utils, "LinearAttentionCacheLayerMixin", ())  # layers with recurrent states
 RECURRENT = {"linear_attention", "conv", "hybrid"}  # kinds of layers with states; in "hybrid" ones beside keys and values
+NO_ATTENTION = "no layer of it attends: its cache does not grow, and there is nothing to compress"
 KINDS = {"full_attention", "sliding_attention", "mlp", "moe"} | RECURRENT
 
 
@@ -79,7 +83,7 @@ def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
     if stateful and not any(isinstance(layer, STATES) for layer in layers):
         return f"transformers {__version__} keeps its recurrent states in a cache of its own kind; later versions may not"
     if not any(isinstance(layer, DynamicLayer) for layer in layers):
-        return "no layer of it attends: its cache does not grow, and there is nothing to compress"
+        return NO_ATTENTION
     shares = getattr(text, "num_kv_shared_layers", None) and not hasattr(text, "kv_sharing_modes")
     if shares or len(layers) != text.num_hidden_layers:
         return f"some of its layers share another layer's cache, and transformers {__version__} does not say which"
@@ -101,6 +105,9 @@ def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None
     for name, why in FEATURES.items():
         if getattr(text, name, None) not in (None, False, 0, "vision"):  # images alone are attended to in both directions
             return why
+    stateful = any(getattr(model, "_is_stateful", False) for model in _classes(config))
+    if stateful and not hasattr(text, "num_attention_heads"):
+        return NO_ATTENTION
     if not all(getattr(model, "_supports_sdpa", True) for model in _classes(config)):
         return "its attention (learned sinks, position biases or one of its own) cannot be that of transformers' sdpa"
     if hasattr(text, "add_cross_attention") and not getattr(text, "is_decoder", True):

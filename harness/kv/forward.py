@@ -41,9 +41,10 @@ class Forward:
     unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated to their place in the cache
     teams: Sequence[Team] | None = None  # rows that attend in one call, in order; None: those that are alike in a layer
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
-    errors: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # of a layer, by its number in the model, [B, 2]: |out - ref|^2, |ref|^2
+    # By the layer's number in the model:
+    against: Mapping[int, Tensor] | None = None  # the output that a single row is compared with, of another forward
+    outputs: dict[int, Tensor] | None = None  # its output, where rows of other forwards are compared with it
+    errors: dict[int, Tensor] = field(default_factory=dict)  # [B, 2]: |out - ref|^2, |ref|^2
     new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     both: dict[int, Tensor] = field(default_factory=dict)  # the same pairs as one tensor [2, ...], where they are one
     stats: dict[int, list[Stats]] = field(default_factory=dict)
@@ -57,9 +58,16 @@ class Forward:
     def __post_init__(self) -> None:
         self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
 
-    def part(self, rows: Sequence[int]) -> Forward:
-        """The same for some rows only, in rising order, whole teams among them; nothing is recorded yet."""
-        teams = [team for team in self.teams or () if team.rows[0] in rows]
+    def part(self, rows: Sequence[int], outputs: Mapping[int, Mapping[int, Tensor]]) -> Forward:
+        """The same for some rows only, in rising order; nothing is recorded yet.
+
+        outputs: of single rows that were fed, by row and layer, to compare others with. Views are used where their teams are
+        whole.
+        """
+        teams = [team for team in self.teams or () if not set(rows).isdisjoint(team.rows)]
+        whole = self.teams is not None and all(set(rows).issuperset(team.rows) for team in teams)
+        references = None if self.reference is None else [self.reference[row] for row in rows]
+        apart = references is not None and not set(rows).issuperset(references)
         return Forward(
             shape=self.shape,
             groups=self.groups,
@@ -71,19 +79,20 @@ class Forward:
             ropes=self.ropes,
             starts=None if self.starts is None else [self.starts[row] for row in rows],
             unrotated=None if self.unrotated is None else [self.unrotated[row] for row in rows],
-            teams=None if self.teams is None else [replace(t, rows=[rows.index(row) for row in t.rows]) for t in teams],
-            reference=None if self.reference is None else [rows.index(self.reference[row]) for row in rows],
+            teams=[replace(team, rows=[rows.index(row) for row in team.rows]) for team in teams] if whole else None,
+            reference=None if references is None or apart else [rows.index(row) for row in references],
+            against=outputs[references[0]] if references is not None and apart else None,
+            outputs={} if references == list(rows) and len(rows) == 1 else None,
         )
 
-    def join(self, parts: Sequence[tuple[Sequence[int], Forward]]) -> None:
-        """Take over what was recorded by parts that together are all rows."""
-        for rows, part in parts:
-            for layer, found in part.stats.items():
-                mine = self.stats.setdefault(layer, [Stats()] * len(self.lengths))
-                for row, one in zip(rows, found, strict=True):
-                    mine[row] = one
-            for layer, errors in part.errors.items():
-                self.errors.setdefault(layer, errors.new_zeros(len(self.lengths), 2))[list(rows)] = errors
+    def join(self, rows: Sequence[int], part: Forward) -> None:
+        """Take over what a part recorded."""
+        for layer, found in part.stats.items():
+            mine = self.stats.setdefault(layer, [Stats()] * len(self.lengths))
+            for row, one in zip(rows, found, strict=True):
+                mine[row] = one
+        for layer, errors in part.errors.items():
+            self.errors.setdefault(layer, errors.new_zeros(len(self.lengths), 2))[list(rows)] = errors
 
     def keep_new(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Copy a layer's new rows [B, H, L, D], rounded to the cache dtype, beside those of its group; returns what is kept."""

@@ -91,7 +91,8 @@ def _added(*kinds: Mapping[str, int]) -> dict[str, int]:
 def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
     """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
     alike = Counter(shape.layers).items()
-    return shape.constant + sum(times * sum(layer_bytes(stack, layer, n, itemsize, seen).values()) for layer, times in alike)
+    stored = sum(times * sum(layer_bytes(stack, layer, n, itemsize, seen).values()) for layer, times in alike)
+    return stored + shape.constant
 
 
 @dataclass(frozen=True)

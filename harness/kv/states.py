@@ -33,14 +33,20 @@ class States:
     held: tuple[Tensor, ...] = ()
 
 
-def fed_together(lengths: Sequence[int], states: Sequence[States | None]) -> list[list[int]]:
-    """The rows of a batch in groups of equally many new tokens: a state would take in those that fill up a shorter row.
+def fed_together(
+    lengths: Sequence[int], states: Sequence[States | None], reference: Sequence[int] | None = None, *, alone: bool
+) -> list[list[int]]:
+    """The rows of a batch that are fed in one forward.
 
-    Those that have seen nothing yet are apart from others.
+    They have equally many new tokens, as a state would take in what fills up a shorter row, and those that have seen nothing
+    yet are apart from others. alone: every row by itself, those that others are compared with (reference) first.
     """
+    rows = range(len(lengths))
+    if alone:
+        return [[row] for row in sorted(rows, key=lambda row: reference is not None and reference[row] != row)]
     groups: dict[tuple[int, bool], list[int]] = {}
-    for row, (n, held) in enumerate(zip(lengths, states, strict=True)):
-        groups.setdefault((n, held is None), []).append(row)
+    for row in rows:
+        groups.setdefault((lengths[row], states[row] is None), []).append(row)
     return list(groups.values())
 
 

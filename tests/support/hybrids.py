@@ -86,32 +86,15 @@ HYBRIDS: dict[str, Callable[[], PretrainedConfig]] = {
         "Lfm3Config", layer_types=["conv", "sliding_attention", "conv", FULL], sliding_window=16, head_dim=32
     ),
     "minimax": lambda: config("MiniMaxConfig", num_local_experts=4, block_size=16, head_dim=32),
-    "zamba": lambda: config(
-        "ZambaConfig",
-        layer_types=None,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        n_mamba_heads=2,
-        mamba_d_state=8,
-        mamba_dt_rank=8,
-        use_mamba_kernels=False,
-    ),
-    "zamba2": lambda: config(
-        "Zamba2Config",
-        layer_types=None,
-        hybrid_layer_ids=[1, 3],
-        layers_block_type=["mamba", "hybrid"] * 2,
-        mamba_d_state=16,
-        mamba_ngroups=2,
-        n_mamba_heads=8,
-        use_mamba_kernels=False,
-        chunk_size=16,
-    ),
-    "recurrent_gemma": lambda: config("RecurrentGemmaConfig", layer_types=None, attention_window_size=16, lru_width=128),
 }
-INVARIANT = tuple(HYBRIDS)
 REFUSED: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
-    "no layer attends, mamba2": (lambda: transformers.Mamba2Config(), "no layer of it attends|cannot be read"),
+    "states in the layers, recurrent_gemma": (
+        lambda: transformers.RecurrentGemmaConfig(),
+        "keep their recurrent states themselves",
+    ),
+    "shared attention, zamba": (lambda: transformers.ZambaConfig(), "share blocks of attention"),
+    "shared attention, zamba2": (lambda: transformers.Zamba2Config(), "share blocks of attention"),
+    "no layer attends, mamba2": (lambda: transformers.Mamba2Config(), "no layer of it attends"),
     "latents, kimi_linear": (lambda: config("KimiLinearConfig"), "latent"),
     "an index cache, qwen4_exp": (
         lambda: config("Qwen4ExpTextConfig", layer_types=[LINEAR, "indexed_attention"] * 2),

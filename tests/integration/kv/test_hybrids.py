@@ -23,6 +23,9 @@ from tests.support.tiny_models import ids
 
 # A prompt, a chunk, single tokens, and a chunk after them; then one that is as short as the convolution.
 CALLS = ((40, 9, 1, 1, 3, 1), (3, 1, 2, 1), (1, 1, 1))
+# transformers builds MiniMax's mask from its first layer, which holds no tokens: a chunk after the first attends to too few. The
+# masked reference below, whose masks are its own, is what its chunks are held to.
+SINGLE = {"minimax": ((40, 1, 1, 1), (3, 1, 1), (1, 1, 1))}
 
 
 def same_states(row: SequenceCache, expected: list[Tensor]) -> bool:
@@ -36,7 +39,7 @@ def same_states(row: SequenceCache, expected: list[Tensor]) -> bool:
 @torch.inference_mode()
 def test_everything_kept_equals_stock_and_holds_what_its_cache_holds(family: str) -> None:
     ours, model = hybrids.engine(family), hybrids.model(family)
-    for lengths in CALLS:
+    for lengths in SINGLE.get(family, CALLS):
         cache, row, seen = hybrids.stock_cache(family), ours.start(), 0
         for n in lengths:
             tokens = ids(n, seed=n + seen)
@@ -78,24 +81,25 @@ def test_tokens_evicted_equal_tokens_masked(family: str, phase: str) -> None:
     assert away > 1e-3, "masking changes nothing: the comparison has no power"
 
 
-def arms(ours: Engine) -> list[SequenceCache]:
-    """Sixteen compressed contexts: several stacks, several lengths."""
+def arms(ours: Engine, *, exact: bool = True) -> list[SequenceCache]:
+    """Sixteen compressed contexts: four stacks, four lengths. Where sums may differ, none that rounds or ranks what is new."""
+    int8 = conf_tree.member("codec", "int8")
     stacks = [
         Stack(),
         Stack(keep=conf_tree.keep("knorm", 24)),
-        Stack(keep=conf_tree.keep("sink_h2o", 24), phase="always"),
-        Stack(keys=conf_tree.member("codec", "int8"), values=conf_tree.member("codec", "int8")),
+        Stack(keep=conf_tree.keep("sink_h2o" if exact else "streaming", 24), phase="always"),
+        Stack(keys=int8, values=int8) if exact else Stack(keep=conf_tree.keep("streaming", 24)),
     ]
     needs = Needs(column_sums=True, queries=32)
     prefixes = [ours.prefill(ids(n, seed=n), needs) for n in (33, 40, 57, 64)]
     return [ours.compress(prefix, stack) for prefix in prefixes for stack in stacks]
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
-def test_sixteen_arms_of_unequal_lengths_equal_each_alone_state_for_state(family: str) -> None:
-    ours = hybrids.engine(family, invariant=family in hybrids.INVARIANT)
-    exact = ours.invariant
-    together = arms(ours)
+@pytest.mark.parametrize(("family", "exact"), [*((family, False) for family in HYBRIDS), ("qwen3_next", True), ("jamba", True)])
+def test_sixteen_arms_of_unequal_lengths_equal_each_alone_state_for_state(family: str, *, exact: bool) -> None:
+    """Bit for bit under batch_invariant; else as near as sums of another order are."""
+    ours = hybrids.engine(family, invariant=exact)
+    together = arms(ours, exact=exact)
     alone = list(together)
     before = [[x.clone() for x in row.states.held] for row in together if row.states]
     feed = [ids(1 + b % 5, seed=b) for b in range(16)]
@@ -121,30 +125,47 @@ def near(found: Tensor, expected: Tensor, *, exact: bool) -> None:
     if exact:
         assert torch.equal(found, expected)
     else:
-        assert float((found - expected).abs().max()) <= 2e-6 * max(1.0, float(expected.abs().max()))
+        assert float((found - expected).abs().max()) <= 5e-6 * max(1.0, float(expected.abs().max()))
+
+
+def texts(ours: Engine) -> list[Reading]:
+    """Two texts that end at different places, each under the full cache and an arm that evicts."""
+    found, stack = list[Reading](), Stack(keep=conf_tree.keep("sink_h2o", 24), phase="always")
+    for text in (tuple(ids(75, seed=1)), tuple(ids(58, seed=2))):
+        first = len(found)
+        starts = (ours.start(length=len(text)), ours.start(stack, len(text)))
+        found += [Reading(ids=text, row=start, reference=first) for start in starts]
+    return found
 
 
 @pytest.mark.parametrize("chunk", [1, 32])
 def test_streams_of_unequal_lengths_equal_each_alone(chunk: int) -> None:
-    """Two texts end at different places; a chunk of one is never fed to the other's states."""
     ours = hybrids.engine("qwen3_next", invariant=True)
-    stack = Stack(keep=conf_tree.keep("sink_h2o", 24), phase="always")
-    texts = (tuple(ids(150, seed=1)), tuple(ids(107, seed=2)))
-    readings = []
-    for at, text in enumerate(texts):
-        readings += [
-            Reading(ids=text, row=ours.start(length=len(text)), reference=2 * at),
-            Reading(ids=text, row=ours.start(stack, len(text)), reference=2 * at),
-        ]
-    together = read(ours, readings, chunk, views=1 << 30)
-    for at, text in enumerate(texts):
-        full, evicted = read(ours, [Reading(ids=r.ids, row=r.row, reference=0) for r in readings[2 * at : 2 * at + 2]], chunk)
-        for one, alone in ((together[2 * at], full), (together[2 * at + 1], evicted)):
-            assert one.row.seen == len(text) - 1
+    readings = texts(ours)
+    together = read(ours, readings, chunk)
+    for at in (0, 2):
+        pair = read(ours, [Reading(ids=one.ids, row=one.row, reference=0) for one in readings[at : at + 2]], chunk)
+        for one, alone in zip(together[at : at + 2], pair, strict=True):
+            assert one.row.seen == len(readings[at].ids) - 1
             assert one.curve("nll").tolist() == alone.curve("nll").tolist()
             assert one.row.states is not None and alone.row.states is not None
             assert all(torch.equal(x, y) for x, y in zip(one.row.states.held, alone.row.states.held, strict=True))
             assert torch.allclose(one.errors, alone.errors)
+        assert float(pair[1].errors[:, 0].sum()) > 0 == float(pair[0].errors[:, 0].sum())
+
+
+@pytest.mark.parametrize("chunk", [1, 32])
+def test_streams_in_lockstep_are_the_same_with_views_and_near_those_alone(chunk: int) -> None:
+    """A chunk of one text is never fed to the states of another, though sums may differ in their order."""
+    ours = hybrids.engine("bamba")
+    readings = texts(ours)
+    shown, plain = read(ours, readings, chunk, views=1 << 30), read(ours, readings, chunk)
+    for one, other in zip(shown, plain, strict=True):
+        assert one.curve("nll").tolist() == other.curve("nll").tolist()
+        assert torch.equal(one.errors, other.errors)
+    for at in (0, 2):
+        (alone,) = read(ours, [Reading(ids=readings[at].ids, row=readings[at].row, reference=0)], chunk)
+        near(torch.tensor(plain[at].curve("nll")), torch.tensor(alone.curve("nll")), exact=False)
 
 
 def test_chunked_contexts_of_unequal_chunks_equal_each_alone() -> None:
@@ -159,7 +180,7 @@ def test_chunked_contexts_of_unequal_chunks_equal_each_alone() -> None:
 
 
 def test_answers_with_views_are_those_without() -> None:
-    ours = hybrids.engine("lfm3", invariant=True)
+    ours = hybrids.engine("lfm3")
     asks = [Ask(row=row, held=ids(1 + b % 3, seed=b), max_new=5) for b, row in enumerate(arms(ours))]
     for one, other in zip(ours.answer(asks, 1 << 30), ours.answer(asks), strict=True):
         assert one.ids == other.ids
