@@ -13,7 +13,9 @@ from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
 from harness.kv.compat import layer_devices, shape_of
+from harness.kv.families.own_attention import adapt
 from harness.kv.forward import Forward
+from harness.kv.honoured import no_moments
 from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
@@ -35,6 +37,7 @@ class PreparedModel:
     ) -> None:
         assert model.config.get_text_config(decoder=True)._attn_implementation == NAME
         self.model, self.kv_dtype, self.eos, self.invariant = model, kv_dtype, frozenset(eos), invariant
+        adapt(model)
         if invariant:
             prepare(model)
         self.shape = shape_of(model.config)
@@ -81,6 +84,8 @@ class PreparedModel:
             )
         if stack.needs.query_moments and self.rope_moves:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
+        if stack.needs.query_moments and (why := no_moments(self.model)):
+            raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: {why}")
 
     def batch(self, views: int = 0) -> Batch:
         """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores."""

@@ -18,19 +18,18 @@ from harness.kv.shape import LayerShape, ModelShape
 
 FEATURES = {  # settings of a decoder that change what is cached or attended to, and why they are refused
     "kv_lora_rank": "latent attention caches are not measured yet",
-    "attention_chunk_size": "chunked attention is not implemented",
-    "attn_logit_softcapping": "soft-capped attention is not implemented",
     "use_bidirectional_attention": "attention to later tokens is not implemented",
     "is_encoder_decoder": "encoder-decoders are not implemented",
 }
 FAMILIES = {  # model types that no setting identifies, and why they are refused
     "diffllama": "its layers attend twice",
     "doge": "it drops tokens by a learned mask of its own",
-    "falcon": "it has an attention of its own",
     "hrm_text": "its layers run several times, each time with another cache",
     "jetmoe": "its cached heads are not those of its configuration",
     "moshi": "its attention sees another window than its cache",
+    "openai-gpt": "it keeps no cache: every token is computed again at every step",
 }
+OWN_ATTENTION = ("bloom", "falcon", "gpt_neo", "mpt", "xglm")  # model types that `families.own_attention` knows
 RECURRENT = "linear attention and recurrent states are not measured"
 
 
@@ -52,16 +51,29 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
 
 def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
     query_heads = text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or query_heads
     dim = getattr(text, "head_dim", None) or text.hidden_size // query_heads
     layers = DynamicCache(config=config).layers
     windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
-    return ModelShape(tuple(LayerShape(heads, dim, dim, window) for window in windows), query_heads)
+    kinds = getattr(text, "layer_types", None) or [""] * len(layers)
+    d_value = text.v_head_dim if text.model_type == "mimo_v2_flash" else dim
+    shapes = [
+        LayerShape(_heads(text, window), dim, d_value, window, kind == "chunked_attention")
+        for window, kind in zip(windows, kinds, strict=True)
+    ]
+    return ModelShape(tuple(shapes), query_heads)
+
+
+def _heads(text: PretrainedConfig, window: int | None) -> int:
+    """KV heads that a layer caches."""
+    heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    if text.model_type == "falcon":  # its newer kind repeats KV heads for every query head before it caches them
+        return heads if text.new_decoder_architecture or not text.multi_query else 1
+    return 2 * heads if text.model_type == "mimo_v2_flash" and window is not None else heads
 
 
 def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
     """Why a model's cache cannot be counted, or None."""
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention", "chunked_attention"}
     if any(getattr(model, "_is_stateful", False) for model in _classes(config)):
         return RECURRENT
     layers = DynamicCache(config=config).layers
@@ -86,17 +98,28 @@ def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None
     for name, why in FEATURES.items():
         if getattr(text, name, None):
             return why
-    if not all(getattr(model, "_supports_sdpa", True) for model in _classes(config)):
-        return "its attention (learned sinks, position biases or one of its own) cannot be that of transformers' sdpa"
+    if not (getattr(text, "model_type", "") in OWN_ATTENTION or all(map(_uses_interface, _classes(config)))):
+        return "its layers compute attention themselves, where transformers' attention interface does not reach"
     if hasattr(text, "add_cross_attention") and not getattr(text, "is_decoder", True):
         return "it is an encoder, which attends to later tokens"
     return FAMILIES.get(getattr(text, "model_type", ""))
 
 
+def _uses_interface(model: Any) -> bool:
+    """Whether a model class lets an attention function of our own compute its attention."""
+    return bool(getattr(model, "_supports_sdpa", True) or getattr(model, "_supports_attention_backend", False))
+
+
+def decoder_of(model: PreTrainedModel) -> Any:
+    """The module that holds a model's layers and its rotary embedding; llama4 gives its head for it."""
+    decoder = model.get_decoder()
+    return decoder.model if decoder is model and hasattr(model, "model") else decoder
+
+
 def layer_devices(model: PreTrainedModel, n_layers: int) -> list[torch.device]:
     """Device of each layer's weights, which is where its keys and values are stored too."""
-    decoder = model.get_decoder()
-    blocks = getattr(decoder, "layers", None) or getattr(decoder, "h", None) or []
+    decoder = decoder_of(model)
+    blocks = getattr(decoder, "layers", None) or getattr(decoder, "h", None) or getattr(decoder, "blocks", None) or []
     if len(blocks) != n_layers:
         return [model.device] * n_layers
     return [next(block.parameters()).device for block in blocks]
