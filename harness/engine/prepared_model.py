@@ -13,9 +13,10 @@ from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
 from harness.kv.compat import forward, layer_devices, shape_of
+from harness.kv.families.own_attention import adapt
 from harness.kv.families.position_tables import position_table
 from harness.kv.forward import CURRENT, Forward
-from harness.kv.honoured import refuse
+from harness.kv.honoured import no_moments, refuse
 from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
@@ -38,6 +39,7 @@ class PreparedModel:
     ) -> None:
         assert model.config.get_text_config(decoder=True)._attn_implementation == NAME
         self.model, self.kv_dtype, self.eos, self.invariant = model, kv_dtype, frozenset(eos), invariant
+        adapt(model)
         if invariant:
             prepare(model)
         self.shape = shape_of(model.config)
@@ -109,6 +111,8 @@ class PreparedModel:
             )
         if stack.needs.query_moments and self.rope_moves:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
+        if stack.needs.query_moments and (why := no_moments(self.model)):
+            raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: {why}")
 
     def batch(self, views: int = 0) -> Batch:
         """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores.

@@ -20,8 +20,6 @@ from harness.kv.shape import ModelShape
 
 FEATURES = {  # settings of a decoder that change what is cached or attended to, and why they are refused
     "kv_lora_rank": "latent attention caches are not measured yet",
-    "attention_chunk_size": "chunked attention is not implemented",
-    "attn_logit_softcapping": "soft-capped attention is not implemented",
     "use_bidirectional_attention": "attention to later tokens is not implemented",
     "cross_attention_layers": "some of its layers attend to images, and to nothing where there are none",
     "is_encoder_decoder": "encoder-decoders are not implemented",
@@ -29,18 +27,19 @@ FEATURES = {  # settings of a decoder that change what is cached or attended to,
 FAMILIES = {  # model types that no setting identifies, and why they are refused
     "diffllama": "its layers attend twice",
     "doge": "it drops tokens by a learned mask of its own",
-    "falcon": "it has an attention of its own",
     "hrm_text": "its layers run several times, each time with another cache",
     "jetmoe": "its cached heads are not those of its configuration",
     "moshi": "its attention sees another window than its cache",
     "recurrent_gemma": "its layers keep their recurrent states themselves, not in a cache that could be forked",
     "zamba": "its layers share blocks of attention that do not say for which layer they attend",
     "zamba2": "its layers share blocks of attention that do not say for which layer they attend",
+    "openai-gpt": "it keeps no cache: every token is computed again at every step",
 }
+OWN_ATTENTION = ("bloom", "falcon", "gpt_neo", "mpt", "xglm")  # model types that `families.own_attention` knows
 STATES: type | tuple[()] = getattr(cache_utils, "LinearAttentionCacheLayerMixin", ())  # layers with recurrent states
 RECURRENT = {"linear_attention", "conv", "hybrid"}  # kinds of layers with states; in "hybrid" ones beside keys and values
 NO_ATTENTION = "no layer of it attends: its cache does not grow, and there is nothing to compress"
-KINDS = {"full_attention", "sliding_attention", "mlp", "moe"} | RECURRENT
+KINDS = {"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"} | RECURRENT
 
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
@@ -66,9 +65,10 @@ def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
         i: layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for i, layer in attending.items()
     }
     settings = layer_settings(text, len(layers))
+    kinds = getattr(text, "layer_types", None) or [""] * len(layers)
     places = {number: at for at, number in enumerate(attending)}
     return ModelShape(
-        tuple(layer_shape(settings[number], window) for number, window in windows.items()),
+        tuple(layer_shape(settings[number], window, kinds[number]) for number, window in windows.items()),
         text.num_attention_heads,
         numbers=tuple(attending) if len(attending) < len(layers) else (),
         hybrid=any(isinstance(layer, STATES) for layer in layers),
@@ -108,20 +108,31 @@ def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None
     stateful = any(getattr(model, "_is_stateful", False) for model in _classes(config))
     if stateful and not hasattr(text, "num_attention_heads"):
         return NO_ATTENTION
-    if not all(getattr(model, "_supports_sdpa", True) for model in _classes(config)):
-        return "its attention (learned sinks, position biases or one of its own) cannot be that of transformers' sdpa"
+    if not (getattr(text, "model_type", "") in OWN_ATTENTION or all(map(_uses_interface, _classes(config)))):
+        return "its layers compute attention themselves, where transformers' attention interface does not reach"
     if hasattr(text, "add_cross_attention") and not getattr(text, "is_decoder", True):
         return "it is an encoder, which attends to later tokens"
-    tabled = getattr(text, "model_type", "") in TABLED
-    if not tabled and not all("position_ids" in inspect.signature(model.forward).parameters for model in _classes(config)):
+    placed = getattr(text, "model_type", "") in (*TABLED, *OWN_ATTENTION)
+    if not placed and not all("position_ids" in inspect.signature(model.forward).parameters for model in _classes(config)):
         return "its forward takes no positions, so that sequences of a batch could not stand at places of their own"
     return FAMILIES.get(getattr(text, "model_type", ""))
 
 
+def _uses_interface(model: Any) -> bool:
+    """Whether a model class lets an attention function of our own compute its attention."""
+    return bool(getattr(model, "_supports_sdpa", True) or getattr(model, "_supports_attention_backend", False))
+
+
+def decoder_of(model: PreTrainedModel) -> Any:
+    """The module that holds a model's layers and its rotary embedding; llama4 gives its head for it."""
+    decoder = model.get_decoder()
+    return decoder.model if decoder is model and hasattr(model, "model") else decoder
+
+
 def layer_devices(model: PreTrainedModel, n_layers: int) -> list[torch.device]:
     """Device of each layer's weights, which is where its keys and values are stored too."""
-    decoder = model.get_decoder()
-    blocks = getattr(decoder, "layers", None) or getattr(decoder, "h", None) or []
+    decoder = decoder_of(model)
+    blocks = getattr(decoder, "layers", None) or getattr(decoder, "h", None) or getattr(decoder, "blocks", None) or []
     if len(blocks) != n_layers:
         return [model.device] * n_layers
     return [next(block.parameters()).device for block in blocks]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.kv.head_group import Slot
 from harness.kv.rope import LayerRope
-from harness.kv.shape import ModelShape
+from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.states import States
 from harness.kv.teams import Team
 from harness.stages.protocols import Needs, Stats
@@ -151,6 +151,18 @@ class Forward:
             plain = not slides and (length == 1 or past == 0)
             self.masks[key] = None if plain else allowed[None, None]
         return self.masks[key]
+
+    def in_chunks(self, allowed: Tensor, rows: Sequence[int], past: int, layer: LayerShape) -> Tensor:
+        """A window's mask [1, 1, L, past + L] cut at the chunks of each row's own positions, [R, 1, L, past + L]."""
+        window, n = layer.window or 1, allowed.shape[-1]
+        cut = {}
+        for start in {self.seen[row] % window for row in rows}:
+            key = ("chunks", start, past, n, window)
+            if key not in self.picks:
+                chunk_N = torch.arange(start - past + window, start - past + window + n) // window
+                self.picks[key] = allowed & (chunk_N[past:, None] == chunk_N)
+            cut[start] = self.picks[key]
+        return self.picks[key] if len(cut) == 1 else torch.cat([cut[self.seen[row] % window] for row in rows])
 
     def alike(self, layer: int) -> list[Team]:
         """Batch rows whose stores have the same shape in a layer, and as many new tokens: they attend in one call."""

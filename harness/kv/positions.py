@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from harness.kv.compat import decoder_of
 from harness.kv.rope import varies_with_length
 
 _CACHED = "max_seq_len_cached"  # attribute: the length that dynamic NTK last computed its angles for
@@ -33,7 +34,7 @@ def learned_positions(model: PreTrainedModel) -> int | None:
 
 def moving_rotary(model: PreTrainedModel) -> torch.nn.Module | None:
     """The rotary embedding if its angles depend on the length of the text, else None."""
-    rotary = getattr(model.get_decoder(), "rotary_emb", None)
+    rotary = getattr(decoder_of(model), "rotary_emb", None)
     return rotary if rotary is not None and varies_with_length(model.config.get_text_config(decoder=True)) else None
 
 

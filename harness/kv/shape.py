@@ -9,12 +9,16 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One attention layer: KV heads, head dims of keys and values, sliding window (None: full attention)."""
+    """One attention layer: KV heads, head dims of keys and values, sliding window (None: full attention).
+
+    chunked: the window starts anew at each multiple of it, so that a query sees the tokens of its own chunk only.
+    """
 
     heads: int
     d_key: int
     d_value: int
     window: int | None = None
+    chunked: bool = False
 
     def held(self, seen: int) -> int:
         """Tokens per head in an uncompressed cache after `seen` tokens; of a window the next query sees window - 1 old ones."""

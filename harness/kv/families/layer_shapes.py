@@ -16,8 +16,8 @@ def layer_settings(text: Any, layers: int) -> list[Any]:
     return list(getattr(text, "per_layer_config", None) or [text] * layers)
 
 
-def layer_shape(one: Any, window: int | None) -> LayerShape:
-    """The shape of a layer from its settings; window: None for full attention.
+def layer_shape(one: Any, window: int | None, kind: str = "") -> LayerShape:
+    """The shape of a layer from its settings; window: None for full attention. kind: its name in the configuration.
 
     Sliding layers have names of their own in some families (`swa_...`).
     """
@@ -30,7 +30,9 @@ def layer_shape(one: Any, window: int | None) -> LayerShape:
     heads, dim = setting("num_key_value_heads") or queries, setting("head_dim") or one.hidden_size // queries
     if window is not None and one.model_type == "mimo_v2_flash":
         heads *= 2  # written in its code, in no setting
-    return LayerShape(heads, dim, setting("v_head_dim") or dim, window)
+    if one.model_type == "falcon":  # its newer kind repeats KV heads for every query head before it caches them
+        heads = queries if one.new_decoder_architecture or not one.multi_query else 1
+    return LayerShape(heads, dim, setting("v_head_dim") or dim, window, kind == "chunked_attention")
 
 
 def readers(text: Any) -> dict[int, int]:
