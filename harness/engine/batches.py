@@ -56,7 +56,7 @@ class Forecast:
         store = predict(stack, self.shape, held, self.kv_itemsize, context + growth)
         if not stack.compresses:  # shares the prefix, which is counted apart
             store -= self.prefix(context)
-        decoded = max(layer.token_bytes(self.itemsize) for layer in self.shape.layers) * (held + growth)
+        decoded = max(layer.read_bytes(self.itemsize) for layer in self.shape.layers) * (held + growth)
         if stack.read == "cached":
             store += sum(layer.token_bytes(self.itemsize) for layer in self.shape.layers) * held
         return store + 2 * decoded + 4 * self.vocabulary * fed

@@ -14,11 +14,13 @@ from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
 from harness.kv.compat import layer_devices, shape_of
 from harness.kv.forward import Forward
+from harness.kv.latent_entry import latents_of
 from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
+from harness.stages.heads.uniform_heads import Uniform
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -40,7 +42,9 @@ class PreparedModel:
         self.shape = shape_of(model.config)
         n = len(self.shape.layers)
         devices = layer_devices(model, n)
-        self.ropes, self.rope_moves = checked_ropes(model, self.shape, self.shape.groups(devices), *ropes_of(model, n))
+        self.latents = latents_of(model, self.shape)
+        groups = self.shape.groups(devices)
+        self.ropes, self.rope_moves = checked_ropes(model, self.shape, groups, *ropes_of(model, n), self.latents)
         self.groups = self.shape.groups(devices, self.ropes)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
 
@@ -61,7 +65,7 @@ class PreparedModel:
         self.check(stack)
         self.check_length(length or total)
         budget = solved.tokens if solved else solve_budget(stack, self.shape, total, self.kv_dtype.itemsize)
-        cache = SequenceCache.empty(self.shape, stack, budget, seed, self.ropes)
+        cache = replace(SequenceCache.empty(self.shape, stack, budget, seed, self.ropes), latents=self.latents)
         return cache if self.rotary is None else replace(cache, length=length or total)
 
     def check_length(self, tokens: int) -> None:
@@ -81,6 +85,11 @@ class PreparedModel:
             )
         if stack.needs.query_moments and self.rope_moves:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
+        if self.latents and stack.keep is not None and type(stack.keep.heads) is not Uniform:
+            raise UserError(
+                f"keep.heads={type(stack.keep.heads).__name__} is not possible with model type {kind!r}: all heads of a layer "
+                "read one latent, so that no head can keep tokens of its own; legal is keep.heads=uniform"
+            )
 
     def batch(self, views: int = 0) -> Batch:
         """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores."""
@@ -108,4 +117,5 @@ class PreparedModel:
             unrotated=[cache.unrotated for cache in caches],
             teams=None if batch is None else batch.teams,
             reference=reference,
+            latents=self.latents,
         )

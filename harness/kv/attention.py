@@ -41,7 +41,12 @@ def attend(
     run, layer = CURRENT.get(), int(module.layer_idx)  # type: ignore[arg-type]
     honoured.refuse(layer in run.stats, f"its layer {layer} attends twice in one forward")
     honoured.check(module, run.shape.layers[layer], key, value, attention_mask, kwargs)
-    call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs, query)
+    latent = run.latent(layer)
+    # Keys and values of new tokens, as the layer itself expanded them: right unless what is stored was rounded.
+    given = (key, value) if latent is not None and key.dtype == run.kv_dtype else None
+    call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs, query, given)
+    if latent is not None:
+        key, value = latent.parts(key, run.entering.pop(layer))
     key, value = run.keep_new(layer, key, value)
     run.stats[layer] = [Stats()] * len(run.lengths)
     outputs: dict[int, Tensor] = {}  # by the first row they are for
@@ -78,6 +83,7 @@ class _Call:
     scaling: float
     kwargs: dict[str, Any]
     query: Tensor
+    given: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def scaled_BQD(self) -> Tensor:
@@ -87,6 +93,16 @@ class _Call:
     @property
     def window(self) -> int | None:
         return self.run.shape.layers[self.layer].window
+
+    def expanded(self, rows: list[int], k: Tensor, v: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, H, N + L, D] of what is stored and new, [R, H', N + L, D']: itself unless that is a latent."""
+        latent = self.run.latent(self.layer)
+        if latent is None:
+            return k, v
+        if self.given is not None and k.shape[2] == length:
+            key, value = (self.run.pick(x, rows)[:, :, :length] for x in self.given)
+            return key, value
+        return latent.expand(k, v)
 
 
 def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -103,6 +119,7 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
             all_k = _joined([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
             all_v = _joined([(slot.head_group.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
             _turn_stored(call, rows, all_k, length)
+        all_k, all_v = call.expanded(rows, all_k, all_v, length)
         mask = run.mask(all_k.shape[2] - length, length, call.window)
         mask = mask if mask is None else mask.to(q.device)
         out, _ = sdpa_attention_forward(call.module, part_q, all_k, all_v, mask, scaling=call.scaling, **call.kwargs)
@@ -153,6 +170,8 @@ def _record(call: _Call, rows: list[int], heads: slice, q: Tensor, k: Tensor) ->
     if not any(needs):
         return
     sums: dict[int, Tensor] = {}
+    latent = call.run.latent(call.layer)
+    heads = heads if latent is None else slice(0, k.shape[1])
     if wanted := [i for i, need in enumerate(needs) if need.column_sums]:
         if q.shape[2] == 1:
             group = q.shape[1] // k.shape[1]
@@ -160,7 +179,7 @@ def _record(call: _Call, rows: list[int], heads: slice, q: Tensor, k: Tensor) ->
             found: Sequence[Tensor] = list(step_sums(scaled, call.run.pick(k, wanted)))
         else:  # summed block by block, and the size of a block must be the row's own affair
             found = [column_sums(q[i], k[i], call.scaling) for i in wanted]
-        sums = dict(zip(wanted, found, strict=True))
+        sums = dict(zip(wanted, found if latent is None else [x.mean(0, keepdim=True) for x in found], strict=True))
     for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
         if not need:
             continue
@@ -170,7 +189,7 @@ def _record(call: _Call, rows: list[int], heads: slice, q: Tensor, k: Tensor) ->
 
 
 def _moments(call: _Call, row: int, q_QLD: Tensor) -> tuple[Tensor, Tensor]:
-    rope, start = call.run.ropes[call.layer] if call.run.ropes else None, call.run.start(row)
+    rope, start = call.run.query_rope(call.layer), call.run.start(row)
     if rope is None:
         return query_moments(q_QLD)
     positions = torch.arange(start, start + q_QLD.shape[1], device=q_QLD.device)

@@ -14,10 +14,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PretrainedCo
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from harness.errors import UserError
-from harness.kv.shape import LayerShape, ModelShape
+from harness.kv.shape import Expanded, LayerShape, ModelShape
 
 FEATURES = {  # settings of a decoder that change what is cached or attended to, and why they are refused
-    "kv_lora_rank": "latent attention caches are not measured yet",
+    "index_topk": "it attends to tokens chosen by an indexer, whose own cached keys are not measured",
     "attention_chunk_size": "chunked attention is not implemented",
     "attn_logit_softcapping": "soft-capped attention is not implemented",
     "use_bidirectional_attention": "attention to later tokens is not implemented",
@@ -56,7 +56,15 @@ def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
     dim = getattr(text, "head_dim", None) or text.hidden_size // query_heads
     layers = DynamicCache(config=config).layers
     windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
+    if getattr(text, "kv_lora_rank", None):
+        return ModelShape(tuple(_latent(text, window) for window in windows), query_heads)
     return ModelShape(tuple(LayerShape(heads, dim, dim, window) for window in windows), query_heads)
+
+
+def _latent(text: PretrainedConfig, window: int | None) -> LayerShape:
+    """A layer that stores a latent: `d_c + d_r` numbers a token, whatever the version of transformers stores."""
+    rope, heads = text.qk_rope_head_dim, text.num_attention_heads
+    return LayerShape(1, rope, text.kv_lora_rank, window, Expanded(heads, text.qk_nope_head_dim + rope, text.v_head_dim))
 
 
 def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:

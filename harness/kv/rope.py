@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from harness.kv.rotations import rotation_of
+
 LENGTH_DEPENDENT = (
     "dynamic",
     "longrope",
@@ -69,12 +71,11 @@ def ropes_of(model: PreTrainedModel, n_layers: int) -> tuple[tuple[LayerRope | N
     applies them in another way than `apply_rotary_pos_emb(q, k, cos, sin)`.
     """
     decoder = model.get_decoder()
-    rotary = getattr(decoder, "rotary_emb", None)
-    apply = getattr(sys.modules[type(decoder).__module__], "apply_rotary_pos_emb", None)
+    rotary, apply = rotation_of(sys.modules[type(decoder).__module__], getattr(decoder, "rotary_emb", None))
     config = model.config.get_text_config(decoder=True)
     if rotary is None or apply is None or varies_with_length(config) or list(inspect.signature(apply).parameters)[:4] != APPLY:
         return (None,) * n_layers, rotary is not None
-    typed = "layer_type" in inspect.signature(rotary.forward).parameters
+    typed = isinstance(rotary, torch.nn.Module) and "layer_type" in inspect.signature(rotary.forward).parameters
     types = config.layer_types if typed else [None] * n_layers
     return tuple(LayerRope(rotary, apply, kind) for kind in types), False
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from harness.kv.compat import EntryCache, forward
 from harness.kv.forward import CURRENT, Forward
+from harness.kv.latent import Latent
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.stages.protocols import Needs
@@ -25,7 +26,12 @@ Ropes = tuple[LayerRope | None, ...]
 
 @torch.inference_mode()
 def checked_ropes(
-    model: PreTrainedModel, shape: ModelShape, groups: Sequence[tuple[int, ...]], ropes: Ropes, irreversible: bool
+    model: PreTrainedModel,
+    shape: ModelShape,
+    groups: Sequence[tuple[int, ...]],
+    ropes: Ropes,
+    irreversible: bool,
+    latents: Sequence[Latent | None] = (),
 ) -> tuple[Ropes, bool]:
     """(ropes, None for layers without rotation or with one we cannot undo; whether there are layers of the latter kind).
 
@@ -44,6 +50,7 @@ def checked_ropes(
         needs=[Needs(), Needs()],
         kv_dtype=torch.float32,
         starts=[0, SHIFT],
+        latents=latents,
     )
     token = CURRENT.set(run)
     try:

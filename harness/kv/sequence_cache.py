@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
+from harness.kv.latent import HOLDS, Latent, expanded
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
@@ -34,6 +35,7 @@ class SequenceCache:
     reading: the context is not complete yet (phase chunked evicts only until then). evicted_at: `seen` at the last eviction.
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
     length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
+    latents: how each layer's latents become keys and values, None where keys and values are stored; () if they are everywhere.
     """
 
     shape: ModelShape
@@ -47,6 +49,7 @@ class SequenceCache:
     evicted_at: int = 0
     even: bool | None = None
     length: int | None = None
+    latents: tuple[Latent | None, ...] = ()
 
     @classmethod
     def empty(
@@ -168,7 +171,7 @@ class SequenceCache:
         views = [
             head_group_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed
         ]
-        return keep.choose(views, budget)
+        return keep.choose([expanded(view, self.latents) for view in views], budget)
 
     def evicted(self, choices: Sequence[Choice] | None) -> SequenceCache:
         """This cache with the chosen tokens only, in layers that have a Choice; itself if choices is None."""
@@ -238,4 +241,8 @@ class SequenceCache:
 
     def codec_info(self) -> dict[str, Any]:
         """The record's `codec_info`: how keys and values are stored."""
-        return codec_info(self.stack, self.head_groups)
+        found = codec_info(self.stack, self.head_groups)
+        if any(self.latents):
+            for role, held in HOLDS.items():
+                found[role]["holds"] = held
+        return found

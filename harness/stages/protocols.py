@@ -104,6 +104,8 @@ class LayerView:
     """One layer as a scorer sees it: decoded keys and values in position order, and the statistics it declared in `needs`.
 
     All tensors are copies: the scorer may write to them.
+    shared: its heads share one set of tokens, as they read one latent. They are one query group: attention and column sums are
+    means over all of them, and so is what a scorer returns.
     A scorer with `joint = True` may get several layers that hold equally many tokens in one view, concatenated along the heads;
     `each` are then the views of the single layers.
     """
@@ -117,6 +119,7 @@ class LayerView:
     seed: int = 0  # of the example, for scorers that draw random numbers
     rope: Rope | None = None  # None if the model has no rotary positions
     each: tuple[LayerView, ...] = ()
+    shared: bool = False
 
     def seen_by(self, needs: Needs) -> LayerView:
         """The view for one stage: with copies of the statistics in `needs`, and no others."""
@@ -131,7 +134,7 @@ class LayerView:
     @property
     def alike(self) -> bool:
         """Whether all its layers have the same RoPE and attention scale, so that one call can score them."""
-        return len({(id(one.rope), one.stats.scaling) for one in self.layers}) == 1
+        return not self.shared and len({(id(one.rope), one.stats.scaling) for one in self.layers}) == 1
 
     @property
     def n(self) -> int:
@@ -162,7 +165,8 @@ class LayerView:
         q_pos_W = torch.arange(self.seen - w, self.seen, device=k_HND.device)
         hidden_HWN = self.pos_HN[:, None, :] > q_pos_W[None, :, None]
         s_HGWN = s_HGWN.masked_fill(hidden_HWN[:, None], float("-inf"))
-        return s_HGWN.softmax(-1).mean(1)
+        a_HWN = s_HGWN.softmax(-1).mean(1)
+        return a_HWN.mean(0, keepdim=True).repeat(h, 1, 1) if self.shared else a_HWN
 
 
 class Scorer(Protocol):
