@@ -111,7 +111,7 @@ def legal() -> Iterator[tuple[str, str]]:
             yield from ((keep, p) for p in ("prefill", "always") if p in found.scorer.phases and p in found.layers.phases)
 
 
-@pytest.mark.parametrize(("keep", "phase"), legal())
+@pytest.mark.parametrize(("keep", "phase"), list(legal()))
 def test_every_scorer_evicts_one_set_of_tokens_a_layer(keep: str, phase: str) -> None:
     check_evicted(ONE, keep, phase)
 
