@@ -26,12 +26,13 @@ class Latent:
     """How one layer's stored parts become keys and values: by its own up-projection.
 
     up: [..., d_c] to [..., heads * (d_plain + d_value)], head by head its plain key channels, then its value. d_rope: width of
-    the shared rotated part, the last channels of every key.
+    the shared rotated part, the last channels of every key. dtype: what `up` computes in.
     """
 
     up: torch.nn.Module
     shape: Expanded
     d_rope: int
+    dtype: torch.dtype
 
     def expand(self, rope_R1ND: Tensor, latent_R1NC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [R, H, N, D] and values [R, H, N, D'] of R rows, as the layer itself expands them."""
@@ -75,8 +76,7 @@ class _Reading:
 
     @cached_property
     def both(self) -> tuple[Tensor, Tensor]:
-        dtype = next(self.latent.up.parameters()).dtype
-        parts = (x[None].to(dtype) for x in (self.stored.read_keys(), self.stored.read_values()))
+        parts = (x[None].to(self.latent.dtype) for x in (self.stored.read_keys(), self.stored.read_values()))
         k, v = (x[0].float() for x in self.latent.expand(*parts))
         return k, v
 

@@ -35,14 +35,13 @@ def latents_of(model: PreTrainedModel, shape: ModelShape) -> tuple[Latent | None
         if i not in ups:
             raise UserError(f"this model is not supported: layer {i} stores a latent and has no {UP} that expands it")
         _watch(ups[i], i)
-        found.append(Latent(ups[i], layer.expanded, layer.d_key))
+        found.append(Latent(ups[i], layer.expanded, layer.d_key, model.dtype))
     return tuple(found)
 
 
 def _watch(up: torch.nn.Module, layer: int) -> None:
     """Note what an up-projection is given first in a forward; what attention expands later is not new."""
-    if not hasattr(up, "watched"):
-        up.watched = True
+    if not any(isinstance(hook, partial) and hook.func is _entered for hook in up._forward_pre_hooks.values()):
         up.register_forward_pre_hook(partial(_entered, layer))
 
 
