@@ -12,7 +12,7 @@ import sys
 
 import torch
 from measure import best
-from transformers import AutoModelForCausalLM, DeepseekV3Config, DynamicCache
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DynamicCache, LlamaConfig
 
 from harness.engine.engine import Engine
 from harness.kv.attention import NAME
@@ -47,11 +47,13 @@ SIZES = {
 }
 
 
-def model_of(sizes: dict[str, int | None]) -> torch.nn.Module:
-    """A DeepSeek-V3 decoder with random weights; its feed-forward layers are dense."""
-    dense = {"first_k_dense_replace": sizes["num_hidden_layers"], "vocab_size": 4096, "max_position_embeddings": 8192}
+def model_of(sizes: dict[str, int | None], *, latent: bool = True) -> torch.nn.Module:
+    """A decoder with random weights: DeepSeek-V3 with dense feed-forward layers, or Llama."""
+    shape = sizes | {"vocab_size": 4096, "max_position_embeddings": 8192}
     torch.manual_seed(0)
-    config = DeepseekV3Config(**sizes, **dense, **EXPERTS)
+    plain = {name: shape[name] for name in shape if not name.startswith(("kv_", "qk_", "v_head", "q_lora"))}
+    dense = {"first_k_dense_replace": sizes["num_hidden_layers"]}
+    config = DeepseekV3Config(**shape, **dense, **EXPERTS) if latent else LlamaConfig(**plain)
     return AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval().requires_grad_(False)
 
 
@@ -66,8 +68,7 @@ def stock(model, ids, cache=None):
     return cache
 
 
-def measure(name, sizes, n):
-    model = model_of(sizes)
+def measure(name, model, n):
     run, ids = Engine(model, torch.float32), torch.randint(3, 4096, (n,)).tolist()
     both = best({"stock": lambda: stock(model, ids), "ours": lambda: run.prefill(ids)}, 7)
     print(f"{name}: prefill {n} tokens: ours / stock {both['ours'] / both['stock']:.3f}")
@@ -92,4 +93,5 @@ def measure(name, sizes, n):
 
 if __name__ == "__main__":
     for name, sizes in SIZES.items():
-        measure(name, sizes, int([*sys.argv[1:], "1024"][0]))
+        for kind, latent in (("latents", True), ("keys and values", False)):
+            measure(f"{name}, {kind}", model_of(sizes, latent=latent), int([*sys.argv[1:], "1024"][0]))
