@@ -20,7 +20,6 @@ from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
-from harness.stages.heads.uniform_heads import Uniform
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -85,11 +84,6 @@ class PreparedModel:
             )
         if stack.needs.query_moments and self.rope_moves:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
-        if self.latents and stack.keep is not None and type(stack.keep.heads) is not Uniform:
-            raise UserError(
-                f"keep.heads={type(stack.keep.heads).__name__} is not possible with model type {kind!r}: all heads of a layer "
-                "read one latent, so that no head can keep tokens of its own; legal is keep.heads=uniform"
-            )
 
     def batch(self, views: int = 0) -> Batch:
         """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores."""
