@@ -13,8 +13,8 @@ from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
 from harness.kv.compat import layer_devices, shape_of
+from harness.kv.families.latent_entry import latents_of
 from harness.kv.forward import Forward
-from harness.kv.latent_entry import latents_of
 from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of

@@ -64,7 +64,9 @@ def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
 def _latent(text: PretrainedConfig, window: int | None) -> LayerShape:
     """A layer that stores a latent: `d_c + d_r` numbers a token, whatever the version of transformers stores."""
     rope, heads = text.qk_rope_head_dim, text.num_attention_heads
-    return LayerShape(1, rope, text.kv_lora_rank, window, Expanded(heads, text.qk_nope_head_dim + rope, text.v_head_dim))
+    return LayerShape(
+        1, rope, text.kv_lora_rank, window, expanded=Expanded(heads, text.qk_nope_head_dim + rope, text.v_head_dim)
+    )
 
 
 def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:

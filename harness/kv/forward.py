@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.families.latent import Latent
 from harness.kv.head_group import Slot
-from harness.kv.latent import Latent
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.teams import Team

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.kv.rotations import rotation_of
+from harness.kv.families.rotations import rotation_of
 
 LENGTH_DEPENDENT = (
     "dynamic",

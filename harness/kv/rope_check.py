@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.kv.compat import EntryCache, forward
+from harness.kv.families.latent import Latent
 from harness.kv.forward import CURRENT, Forward
-from harness.kv.latent import Latent
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.stages.protocols import Needs

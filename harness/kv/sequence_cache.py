@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.families.latent import HOLDS, Latent, expanded
 from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
-from harness.kv.latent import HOLDS, Latent, expanded
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape

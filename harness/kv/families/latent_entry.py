@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.errors import UserError
+from harness.kv.families.latent import Latent
 from harness.kv.forward import CURRENT
-from harness.kv.latent import Latent
 from harness.kv.shape import ModelShape
 
 UP = "kv_b_proj"
