@@ -42,11 +42,24 @@ def _config(kind: str, **settings: Any) -> Callable[[], PretrainedConfig]:
     return lambda: getattr(transformers, kind)(**(SHAPE | LATENT | settings))
 
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+
+
 FOUND: dict[str, tuple[str, Callable[[], PretrainedConfig]]] = {
     "deepseek_v2": ("DeepseekV2Config", _config("DeepseekV2Config", **EXPERTS)),
     "deepseek_v2, one query projection": ("DeepseekV2Config", _config("DeepseekV2Config", **EXPERTS, q_lora_rank=None)),
     "deepseek_v3": ("DeepseekV3Config", _config("DeepseekV3Config", **EXPERTS, n_shared_experts=1)),
     "deepseek_v3, halves": ("DeepseekV3Config", _config("DeepseekV3Config", **EXPERTS, rope_interleave=False)),
+    "deepseek_v3, yarn": ("DeepseekV3Config", _config("DeepseekV3Config", **EXPERTS, rope_parameters=YARN)),
     "glm4_moe_lite": ("Glm4MoeLiteConfig", _config("Glm4MoeLiteConfig", **EXPERTS)),
     "youtu": ("YoutuConfig", _config("YoutuConfig")),
     "minicpm3": ("MiniCPM3Config", _config("MiniCPM3Config", **MINI)),

@@ -23,7 +23,7 @@ from tests.support.tiny_models import build, ids
 
 ONE = "deepseek_v3"
 DENSE = "youtu"  # products of experts depend on what else is routed to them
-ROTATIONS = {"deepseek_v3", "deepseek_v2", "deepseek_v3, halves", "longcat_flash", "minicpm3"}
+ROTATIONS = {"deepseek_v3", "deepseek_v2", "deepseek_v3, halves", "deepseek_v3, yarn", "longcat_flash", "minicpm3"}
 
 
 def one_layer(name: str) -> PretrainedConfig:
