@@ -57,7 +57,7 @@ class Forecast:
         states = self.shape.constant
         if not stack.compresses:  # shares the prefix, which is counted apart, but for states, which every token changes
             store -= self.prefix(context) - states
-        decoded = max(layer.token_bytes(self.itemsize) for layer in self.shape.layers) * (held + growth)
+        decoded = max(layer.read_bytes(self.itemsize) for layer in self.shape.layers) * (held + growth)
         if stack.read == "cached":
             store += sum(layer.token_bytes(self.itemsize) for layer in self.shape.layers) * held
         return store + 2 * decoded + 2 * states + 4 * self.vocabulary * fed

@@ -13,6 +13,7 @@ from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
 from harness.kv.compat import forward, layer_devices, shape_of
+from harness.kv.families.latent_entry import latents_of
 from harness.kv.families.own_attention import adapt
 from harness.kv.families.position_tables import position_table
 from harness.kv.forward import CURRENT, Forward
@@ -51,9 +52,16 @@ class PreparedModel:
         places = layer_devices(model, n)
         devices = [places[i] for i in numbers]
         ropes, moves = ropes_of(model, n)
-        self.ropes, self.rope_moves = checked_ropes(
-            model, self.shape, self.shape.groups(devices), tuple(ropes[i] for i in numbers), moves, self.entrance.open([None])
+        self.latents = latents_of(model, self.shape)
+        ropes, odd = checked_ropes(
+            model,
+            self.shape,
+            self.shape.groups(devices),
+            tuple(ropes[i] for i in numbers),
+            self.entrance.open([None]),
+            self.latents,
         )
+        self.ropes, self.rope_moves = ropes, moves or odd
         self.groups = self.shape.groups(devices, self.ropes)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
         self.placed_table = position_table(model)
@@ -91,7 +99,7 @@ class PreparedModel:
         self.check(stack)
         self.check_length(length or total)
         budget = solved.tokens if solved else solve_budget(stack, self.shape, total, self.kv_dtype.itemsize)
-        cache = SequenceCache.empty(self.shape, stack, budget, seed, self.ropes)
+        cache = replace(SequenceCache.empty(self.shape, stack, budget, seed), ropes=self.ropes, latents=self.latents)
         return cache if self.rotary is None else replace(cache, length=length or total)
 
     def check_length(self, tokens: int) -> None:
@@ -144,4 +152,5 @@ class PreparedModel:
             unrotated=[cache.unrotated for cache in caches],
             teams=None if batch is None else batch.teams,
             reference=reference,
+            latents=self.latents,
         )

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
+
+from harness.families.tiny import build
+from harness.kv.compat import OWN_ATTENTION
 
 NAME = "masked_own"
 Kept = Sequence[Sequence[Tensor]]  # for every layer of the model and KV head: original positions that may be read
@@ -65,12 +69,45 @@ def alone(model: PreTrainedModel, tokens: Sequence[int], seen: int, cache: Cache
     return out.logits[0, -1], found
 
 
+def _hide(layer: int, block: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of a block that attends by itself, the kept set in its mask: additive, or bool where True hides (mpt)."""
+    kept = _KEPT.get().get(layer)
+    if kept is None:
+        return args, kwargs
+    assert all(torch.equal(kept[0], one) for one in kept), "these blocks take one mask for all heads"
+    mask = kwargs["attention_mask"] if "attention_mask" in kwargs else args[1]
+    hidden_N = torch.ones(mask.shape[-1], dtype=torch.bool)
+    hidden_N[kept[0].long()] = False
+    hidden_N[mask.shape[-1] - mask.shape[-2] :] = False
+    mask = mask | hidden_N if mask.dtype == torch.bool else mask.masked_fill(hidden_N, torch.finfo(mask.dtype).min)
+    if "attention_mask" in kwargs:
+        return args, kwargs | {"attention_mask": mask}
+    return (args[0], mask, *args[2:]), kwargs
+
+
+def by_head(config: PretrainedConfig) -> bool:
+    """Whether each head of a family can have a mask of its own."""
+    return config.get_text_config(decoder=True).model_type not in OWN_ATTENTION
+
+
+def masked_model(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A model of a family that hides what the current kept set lacks."""
+    if by_head(config):
+        return build(config, NAME, weights)
+    model = build(config, "eager", weights)
+    decoder = model.get_decoder()
+    blocks = next(found for name in ("layers", "h", "blocks") if (found := getattr(decoder, name, None)) is not None)
+    for layer, block in enumerate(blocks):
+        block.register_forward_pre_hook(partial(_hide, layer), with_kwargs=True)
+    return model
+
+
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, eager_mask)
 
 
 class MaskedModel:
-    """A model and its own cache that keeps everything, read through a mask; built with attn_implementation=`NAME`."""
+    """A model and its own cache that keeps everything, read through a mask; made by `masked_model`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.seen = model, 0

@@ -55,6 +55,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": SHARED | {"layer_types": SLIDING + SLIDING[2:], "global_head_dim": 64},
     "gpt_bigcode": {"num_key_value_heads": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoe_swa": {"initializer_range": 0.03},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, "mamba_d_head": 64, "mamba_n_groups": 1},
     "hunyuan_v1_dense": {"head_dim": 32},
     "hunyuan_v1_moe": {"head_dim": 32},

@@ -24,6 +24,7 @@ from harness.kv.sequence_cache import SequenceCache
 from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.score.knorm import KeyNorm
+from harness.stages.score.recency import Recency
 from harness.stages.stack import Stack
 
 Calls = Sequence[tuple[Tensor, Cache]]  # last logits after each call, and transformers' own cache
@@ -132,6 +133,7 @@ def _unequal(away: float) -> list[str]:
 
 def _cached(cache: Cache) -> int:
     """Bytes that transformers' own cache holds."""
+    cache = getattr(cache, "self_attention_cache", cache)
     held = (x for one in (cache, *cache.layers) for value in vars(one).values() for x in _tensors(value))
     return sum({x.data_ptr(): x.numel() * x.element_size() for x in held if x.numel()}.values())
 
@@ -158,12 +160,13 @@ def _evicted(engine: Engine, config: PretrainedConfig, stock: PreTrainedModel) -
     if not engine.shape.full_layers:
         return []
     problems = []
+    scorer, sinks = (KeyNorm(), 0) if oracle.by_head(config) else (Recency(), 4)  # under one mask the same tokens of all heads
     for phase in ("prefill", "always"):
-        keep = Keep(scorer=KeyNorm(), budget=Amount(unit="tokens", value=BUDGET))
+        keep = Keep(scorer=scorer, budget=Amount(unit="tokens", value=BUDGET), sinks=sinks)
         cache = engine.compress(
             engine.prefill(_ids(CONTEXT, 0), length=CONTEXT + QUESTION + STEPS), Stack(keep=keep, phase=phase)
         )
-        model = build(config, oracle.NAME, stock.state_dict())
+        model = oracle.masked_model(config, stock.state_dict())
         masked, plain = oracle.MaskedModel(model), oracle.MaskedModel(model)
         for one in (masked, plain):
             one.feed(_ids(CONTEXT, 0), {})

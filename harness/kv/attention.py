@@ -18,13 +18,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.kv import honoured
-from harness.kv.attention_stats import column_sums, query_moments, step_sums
+from harness.kv.attention_stats import column_sums, distances, query_moments, step_sums
 from harness.kv.families.softmax_attention import Seen, softmax_attention
 from harness.kv.families.temperature import temperature_of
 from harness.kv.forward import CURRENT, Forward
-from harness.kv.head_group import Slot
+from harness.kv.head_group import Slot, with_new
 from harness.kv.teams import Team
-from harness.kv.token_store import TokenStore, own
+from harness.kv.token_store import own
 from harness.stages.protocols import Needs, Stats
 from harness.stages.softmax import Softmax
 
@@ -54,7 +54,13 @@ def attend(
     softmax, kwargs = honoured.softmax_of(kwargs)
     if (temperature := temperature_of(module)) is not None:
         query = temperature.of(query, [run.start(row) for row in range(len(run.lengths))])
-    call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, softmax, kwargs, query, reads)
+    latent = run.latent(layer)
+    # Keys and values of new tokens, as the layer itself expanded them: right unless what is stored was rounded.
+    given = (key, value) if latent is not None and key.dtype == run.kv_dtype else None
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = _Call(module, run, layer, scaling, softmax, kwargs, query, reads, given)
+    if latent is not None:
+        key, value = latent.parts(key, run.entering.pop(layer))
     if reads:
         honoured.refuse(layer not in run.stats, f"its layer {number} reads a store that no layer has filled yet")
         key, value = run.kept_new(layer)
@@ -76,16 +82,10 @@ def attend(
     if run.outputs is not None:
         run.outputs[number] = joined
     if run.against is not None:
-        run.errors[number] = _distances(joined, run.against[number])
+        run.errors[number] = distances(joined, run.against[number])
     elif run.reference is not None:
-        run.errors[number] = _distances(joined, joined[torch.tensor(list(run.reference), device=joined.device)])
+        run.errors[number] = distances(joined, joined[torch.tensor(list(run.reference), device=joined.device)])
     return joined, None
-
-
-def _distances(out: Tensor, reference: Tensor) -> Tensor:
-    """[B, 2]: squared distance of each row's output to that of its reference, and the squared size of the latter."""
-    flat, wanted = out.float().flatten(1), reference.float().flatten(1)
-    return torch.stack(((flat - wanted).square().sum(1), wanted.square().sum(1)), 1)
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class _Call:
     kwargs: dict[str, Any]
     query: Tensor
     reads: bool = False  # the store of another layer, in whose statistics only its own queries count
+    given: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def scaled_BQD(self) -> Tensor:
@@ -109,6 +110,16 @@ class _Call:
     @property
     def window(self) -> int | None:
         return self.run.shape.layers[self.layer].window
+
+    def expanded(self, rows: list[int], k: Tensor, v: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, H, N + L, D] of what is stored and new, [R, H', N + L, D']: itself unless that is a latent."""
+        latent = self.run.latent(self.layer)
+        if latent is None:
+            return k, v
+        if self.given is not None and k.shape[2] == length:
+            key, value = (self.run.pick(x, rows)[:, :, :length] for x in self.given)
+            return key, value
+        return latent.expand(k, v)
 
 
 @dataclass(frozen=True)
@@ -131,9 +142,10 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
         if team.views is not None:
             all_k, all_v = _shown(call, team, slots[0].head_group.n, heads, length)
         else:
-            all_k = _joined([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
-            all_v = _joined([(slot.head_group.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
+            all_k = with_new([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
+            all_v = with_new([(slot.head_group.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
             _turn_stored(call, rows, all_k, length)
+        all_k, all_v = call.expanded(rows, all_k, all_v, length)
         softmax = call.softmax.of(slice(heads.start * group, heads.stop * group))
         part = _Part(heads, softmax, _positions(call, rows, slots, all_k) if softmax.positional else None)
         if softmax.plain:
@@ -180,18 +192,6 @@ def _shown(call: _Call, team: Team, n: int, heads: slice, length: int) -> list[T
     return shown
 
 
-def _joined(stored: list[tuple[TokenStore, slice]], new_RHLD: Tensor) -> Tensor:
-    """Stored rows followed by the new ones, [R, H, N + L, D], decoded to the compute dtype; written once."""
-    if not stored or not stored[0][0].n:
-        return new_RHLD
-    (r, h, length, d), n = new_RHLD.shape, stored[0][0].n
-    out = new_RHLD.new_empty(r, h, n + length, d)
-    for (side, at), one in zip(stored, out, strict=True):
-        side.write_to(one[:, :n], at)
-    out[:, :, n:] = new_RHLD
-    return out
-
-
 def _turn_stored(call: _Call, rows: list[int], k_RHND: Tensor, length: int) -> None:
     """Rotate, in place, stored keys that have no rotation yet to the places just before the new tokens."""
     n = k_RHND.shape[2] - length
@@ -209,6 +209,8 @@ def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> 
         return
     sums: dict[int, Tensor] = {}
     heads, softmax, pos_RHN = part.heads, part.softmax, part.pos_RHN
+    latent = call.run.latent(call.layer)
+    heads = heads if latent is None else slice(0, k.shape[1])
     if wanted := [i for i, need in enumerate(needs) if need.column_sums]:
         if q.shape[2] == 1:
             group = q.shape[1] // k.shape[1]
@@ -218,7 +220,7 @@ def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> 
         else:  # summed block by block, and the size of a block must be the row's own affair
             each = [None] * len(rows) if pos_RHN is None else list(pos_RHN)
             found = [column_sums(q[i], k[i], call.scaling, softmax, each[i]) for i in wanted]
-        sums = dict(zip(wanted, found, strict=True))
+        sums = dict(zip(wanted, found if latent is None else [x.mean(0, keepdim=True) for x in found], strict=True))
     for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
         if not need:
             continue
@@ -228,7 +230,7 @@ def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> 
 
 
 def _moments(call: _Call, row: int, q_QLD: Tensor) -> tuple[Tensor, Tensor]:
-    rope, start = call.run.ropes[call.layer] if call.run.ropes else None, call.run.start(row)
+    rope, start = call.run.query_rope(call.layer), call.run.start(row)
     if rope is None:
         return query_moments(q_QLD)
     positions = torch.arange(start, start + q_QLD.shape[1], device=q_QLD.device)

@@ -66,3 +66,9 @@ def query_moments(q_QLD: Tensor) -> tuple[Tensor, Tensor]:
     mean_Q1D = q_QLD.mean(1, keepdim=True)
     centred = q_QLD - mean_Q1D
     return mean_Q1D[:, 0], centred.mT @ centred / q_QLD.shape[1]
+
+
+def distances(out: Tensor, reference: Tensor) -> Tensor:
+    """[B, 2]: squared distance of each row's output to that of its reference, and the squared size of the latter."""
+    flat, wanted = out.float().flatten(1), reference.float().flatten(1)
+    return torch.stack(((flat - wanted).square().sum(1), wanted.square().sum(1)), 1)

@@ -19,7 +19,7 @@ from harness.kv.families.position_tables import TABLED
 from harness.kv.shape import ModelShape
 
 FEATURES = {  # settings of a decoder that change what is cached or attended to, and why they are refused
-    "kv_lora_rank": "latent attention caches are not measured yet",
+    "index_topk": "it attends to tokens chosen by an indexer, whose own cached keys are not measured",
     "use_bidirectional_attention": "attention to later tokens is not implemented",
     "cross_attention_layers": "some of its layers attend to images, and to nothing where there are none",
     "is_encoder_decoder": "encoder-decoders are not implemented",

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.families.latent import Latent
 from harness.kv.head_group import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.states import States
 from harness.kv.teams import Team
-from harness.stages.protocols import Needs, Stats
+from harness.stages.protocols import Needs, Rope, Stats
 
 Store = Mapping[int, Sequence[Slot]]
 """What one row stores: for each layer, its parts in the order of their heads (none before the first token)."""
@@ -49,6 +50,8 @@ class Forward:
     both: dict[int, Tensor] = field(default_factory=dict)  # the same pairs as one tensor [2, ...], where they are one
     stats: dict[int, list[Stats]] = field(default_factory=dict)
     states: Sequence[States] = ()
+    latents: Sequence[Latent | None] = ()  # of each layer, how what it stores becomes keys and values; None: it is them
+    entering: dict[int, Tensor] = field(default_factory=dict)  # of a layer, the new tokens' latents [B, ..., L, C], as met
     masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
@@ -119,6 +122,15 @@ class Forward:
         group, at = self.places[layer]
         k, v = self.new[group]
         return k[:, at], v[:, at]
+
+    def latent(self, layer: int) -> Latent | None:
+        """How what a layer stores becomes keys and values; None if it stores them."""
+        return self.latents[layer] if self.latents else None
+
+    def query_rope(self, layer: int) -> Rope | None:
+        """The rotation of a layer's queries; None if there is none, or none that can be undone."""
+        rope, latent = self.ropes[layer] if self.ropes else None, self.latent(layer)
+        return rope if rope is None or latent is None else latent.rope(rope)
 
     def rows(self, group: int, row: int) -> tuple[Tensor, Tensor]:
         """A row's new K and V of a group's layers, [layers * H, L, D] with its own L; a view where it can be one."""

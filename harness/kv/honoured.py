@@ -32,7 +32,7 @@ def check(
     sliding, window = settings.get("sliding_window"), expected.window
     cached = "no window" if window is None else f"a window of {window}"
     refuse(sliding is not None and sliding != window, f"layer {layer} has a window of {sliding}, its cache {cached}")
-    found, configured = (key.shape[1], key.shape[3], value.shape[3]), (expected.heads, expected.d_key, expected.d_value)
+    found, configured = (key.shape[1], key.shape[3], value.shape[3]), expected.attended
     refuse(
         found != configured, f"layer {layer} has (KV heads, key dim, value dim) {found}, its configuration says {configured}"
     )

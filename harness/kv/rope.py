@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.kv.compat import decoder_of
+from harness.kv.families.rotations import rotation_of
 
 LENGTH_DEPENDENT = (
     "dynamic",
@@ -75,12 +76,11 @@ def ropes_of(model: PreTrainedModel, n_layers: int) -> tuple[tuple[LayerRope | N
     applies them in another way than `apply_rotary_pos_emb(q, k, cos, sin)`.
     """
     decoder = decoder_of(model)
-    rotary = getattr(decoder, "rotary_emb", None)
-    apply = getattr(sys.modules[type(decoder).__module__], "apply_rotary_pos_emb", None)
+    rotary, apply = rotation_of(sys.modules[type(decoder).__module__], getattr(decoder, "rotary_emb", None))
     config = model.config.get_text_config(decoder=True)
     if rotary is None or apply is None or varies_with_length(config) or list(inspect.signature(apply).parameters)[:4] != APPLY:
         return (None,) * n_layers, rotary is not None
-    typed = "layer_type" in inspect.signature(rotary.forward).parameters
+    typed = isinstance(rotary, torch.nn.Module) and "layer_type" in inspect.signature(rotary.forward).parameters
     halves = _in_halves(apply)
     if not typed:
         return (LayerRope(rotary, apply, None, halves),) * n_layers, False

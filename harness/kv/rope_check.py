@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from harness.kv.compat import EntryCache, forward
+from harness.kv.families.latent import Latent
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
@@ -30,16 +31,16 @@ def checked_ropes(
     shape: ModelShape,
     groups: Sequence[tuple[int, ...]],
     ropes: Ropes,
-    irreversible: bool,
     cache: Cache | None = None,
+    latents: Sequence[Latent | None] = (),
 ) -> tuple[Ropes, bool]:
-    """(ropes, None for layers without rotation or with one we cannot undo; whether there are layers of the latter kind).
+    """(ropes, None for layers without rotation or with one we cannot undo; whether a layer is found to be of the latter kind).
 
     RoPE attention depends on distances only, so the keys of one text at two start positions differ by their rotation alone:
     un-rotated they must be equal. cache: an empty one that the model takes, where it is not as plain as most.
     """
     if all(rope is None for rope in ropes) or model.device.type == "meta":  # no weights to run
-        return ropes, irreversible
+        return ropes, False
     places = torch.arange(TOKENS, device=model.device) + torch.tensor([[0], [SHIFT]], device=model.device)
     run = Forward(
         shape=shape,
@@ -50,6 +51,7 @@ def checked_ropes(
         needs=[Needs(), Needs()],
         kv_dtype=torch.float32,
         starts=[0, SHIFT],
+        latents=latents,
     )
     token = CURRENT.set(run)
     try:
@@ -57,7 +59,7 @@ def checked_ropes(
         forward(model, ids_BL, places, cache or EntryCache(len(shape.layers)), torch.tensor([-1], device=model.device))
     finally:
         CURRENT.reset(token)
-    found = []
+    found, irreversible = [], False
     for layer, rope in enumerate(ropes):
         group, at = run.places[layer]
         here, there = run.new[group][0][:, at]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.families.latent import HOLDS, Latent, expanded
 from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
@@ -37,6 +38,7 @@ class SequenceCache:
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
     length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
     states: recurrent and convolution states of a hybrid's layers; None before the first token.
+    latents: how each layer's latents become keys and values, None where keys and values are stored; () if they are everywhere.
     """
 
     shape: ModelShape
@@ -51,18 +53,12 @@ class SequenceCache:
     even: bool | None = None
     length: int | None = None
     states: States | None = None
+    latents: tuple[Latent | None, ...] = ()
 
     @classmethod
-    def empty(
-        cls,
-        shape: ModelShape,
-        stack: Stack | None = None,
-        budget: int | None = None,
-        seed: int = 0,
-        ropes: tuple[LayerRope | None, ...] = (),
-    ) -> SequenceCache:
+    def empty(cls, shape: ModelShape, stack: Stack | None = None, budget: int | None = None, seed: int = 0) -> SequenceCache:
         """An empty cache; with a stack, whose budget is already solved, it compresses from the first token on."""
-        return cls(shape, stack or Stack(), (), 0, budget, seed, ropes, reading=True)
+        return cls(shape, stack or Stack(), (), 0, budget, seed, reading=True)
 
     @cached_property
     def slots(self) -> dict[int, tuple[Slot, ...]]:
@@ -173,7 +169,7 @@ class SequenceCache:
         views = [
             head_group_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed
         ]
-        return keep.choose(views, budget)
+        return keep.choose([expanded(view, self.latents) for view in views], budget)
 
     def evicted(self, choices: Sequence[Choice] | None) -> SequenceCache:
         """This cache with the chosen tokens only, in layers that have a Choice; itself if choices is None."""
@@ -244,4 +240,8 @@ class SequenceCache:
 
     def codec_info(self) -> dict[str, Any]:
         """The record's `codec_info`: how keys and values are stored."""
-        return codec_info(self.stack, self.head_groups)
+        found = codec_info(self.stack, self.head_groups)
+        if any(self.latents):
+            for role, held in HOLDS.items():
+                found[role]["holds"] = held
+        return found

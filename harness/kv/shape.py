@@ -8,10 +8,21 @@ from functools import cached_property
 
 
 @dataclass(frozen=True)
+class Expanded:
+    """What attention reads of a layer that stores latents: heads, and head dims of keys and values."""
+
+    heads: int
+    d_key: int
+    d_value: int
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """One attention layer: KV heads, head dims of keys and values, sliding window (None: full attention).
 
     chunked: the window starts anew at each multiple of it, so that a query sees the tokens of its own chunk only.
+    expanded: of a layer that stores a latent, the keys and values that attention makes of it. Such a layer stores one head: as
+    its key the rotated part that all heads share, as its value the latent itself.
     """
 
     heads: int
@@ -19,6 +30,7 @@ class LayerShape:
     d_value: int
     window: int | None = None
     chunked: bool = False
+    expanded: Expanded | None = None
 
     def held(self, seen: int) -> int:
         """Tokens per head in an uncompressed cache after `seen` tokens; of a window the next query sees window - 1 old ones."""
@@ -27,6 +39,17 @@ class LayerShape:
     def token_bytes(self, itemsize: int) -> int:
         """Bytes of one token's exact K and V, all heads."""
         return self.heads * (self.d_key + self.d_value) * itemsize
+
+    @property
+    def attended(self) -> tuple[int, int, int]:
+        """Heads, key dim and value dim of what attention reads."""
+        read = self.expanded or self
+        return read.heads, read.d_key, read.d_value
+
+    def read_bytes(self, itemsize: int) -> int:
+        """Bytes of one token decoded, and expanded where a latent is stored, while attention reads it."""
+        heads, d_key, d_value = self.attended
+        return self.token_bytes(itemsize) + (heads * (d_key + d_value) * itemsize if self.expanded else 0)
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,8 @@ class LayerView:
     """One layer as a scorer sees it: decoded keys and values in position order, and the statistics it declared in `needs`.
 
     All tensors are copies: the scorer may write to them.
+    shared: its heads share one set of tokens, as they read one latent. They are one query group: attention and column sums are
+    means over all of them, and so is what a scorer returns.
     A scorer with `joint = True` may get several layers that hold equally many tokens in one view, concatenated along the heads;
     `each` are then the views of the single layers.
     """
@@ -121,6 +123,7 @@ class LayerView:
     seed: int = 0  # of the example, for scorers that draw random numbers
     rope: Rope | None = None  # None if the model has no rotary positions
     each: tuple[LayerView, ...] = ()
+    shared: bool = False
 
     def seen_by(self, needs: Needs) -> LayerView:
         """The view for one stage: with copies of the statistics in `needs`, and no others."""
@@ -135,7 +138,8 @@ class LayerView:
     @property
     def alike(self) -> bool:
         """Whether all its layers have the same RoPE, attention scale and kind of softmax, so that one call can score them."""
-        return len({(id(one.rope), one.stats.scaling, one.stats.softmax.kind) for one in self.layers}) == 1
+        kinds = {(id(one.rope), one.stats.scaling, one.stats.softmax.kind) for one in self.layers}
+        return not self.shared and len(kinds) == 1
 
     @property
     def n(self) -> int:
@@ -167,7 +171,8 @@ class LayerView:
         hidden_HWN = self.pos_HN[:, None, :] > q_pos_W[None, :, None]
         beyond = self.stats.softmax.hidden(self.pos_HN, q_pos_W)
         hidden_HGWN = hidden_HWN[:, None] if beyond is None else hidden_HWN[:, None] | beyond
-        return self.stats.softmax.weights(s_HGWN, self.pos_HN, hidden_HGWN).mean(1)
+        a_HWN = self.stats.softmax.weights(s_HGWN, self.pos_HN, hidden_HGWN).mean(1)
+        return a_HWN.mean(0, keepdim=True).repeat(h, 1, 1) if self.shared else a_HWN
 
 
 class Scorer(Protocol):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.kv.shape import LayerShape
+from harness.kv.shape import Expanded, LayerShape
 
 REUSE = "reuse"  # transformers' word for a layer that reads the store of an earlier one
 
@@ -27,6 +27,10 @@ def layer_shape(one: Any, window: int | None, kind: str = "") -> LayerShape:
         return next((int(found) for name in (*own, *names) if (found := getattr(one, name, None))), None)
 
     queries = setting("num_attention_heads") or 1
+    latent, rope = setting("kv_lora_rank"), setting("qk_rope_head_dim") or 0
+    if latent is not None:  # `d_c + d_r` numbers a token, whatever the version of transformers stores
+        read = Expanded(queries, (setting("qk_nope_head_dim") or 0) + rope, setting("v_head_dim") or 0)
+        return LayerShape(1, rope, latent, window, expanded=read)
     heads, dim = setting("num_key_value_heads") or queries, setting("head_dim") or one.hidden_size // queries
     if window is not None and one.model_type == "mimo_v2_flash":
         heads *= 2  # written in its code, in no setting

@@ -62,8 +62,7 @@ SUPPORTED: dict[str, Callable[[], PretrainedConfig]] = {
 }
 REFUSED: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "shared caches, gemma3n": (lambda: transformers.Gemma3nTextConfig(), "share another layer's cache"),
-    "MLA, deepseek_v3": (lambda: transformers.DeepseekV3Config(), "latent"),
-    "MLA, deepseek_v2": (lambda: transformers.DeepseekV2Config(), "latent"),
+    "tokens chosen by an indexer, glm_moe_dsa": (lambda: config("GlmMoeDsaConfig"), "indexer"),
     "no attention, mamba2": (lambda: transformers.Mamba2Config(), "attention"),
     "no cache, openai-gpt": (lambda: transformers.OpenAIGPTConfig(), "keeps no cache"),
     "a learned mask, doge": (lambda: transformers.DogeConfig(), "learned mask"),
