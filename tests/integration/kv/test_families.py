@@ -61,7 +61,8 @@ SUPPORTED: dict[str, Callable[[], PretrainedConfig]] = {
     ),
 }
 REFUSED: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
-    "shared caches, gemma3n": (lambda: transformers.Gemma3nTextConfig(), "share another layer's cache"),
+    "no positions, whisper": (lambda: transformers.WhisperConfig(is_decoder=True, is_encoder_decoder=False), "no positions"),
+    "layers that attend to images, mllama": (lambda: transformers.MllamaConfig(), "attend to images"),
     "tokens chosen by an indexer, glm_moe_dsa": (lambda: config("GlmMoeDsaConfig"), "indexer"),
     "no attention, mamba2": (lambda: transformers.Mamba2Config(), "attention"),
     "no cache, openai-gpt": (lambda: transformers.OpenAIGPTConfig(), "keeps no cache"),
