@@ -13,6 +13,7 @@ from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
 from harness.kv.compat import forward, layer_devices, shape_of
+from harness.kv.families.states import Entrance
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.honoured import refuse
 from harness.kv.memory import Budget, solve_budget
@@ -20,7 +21,6 @@ from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
-from harness.kv.states import Entrance
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 

@@ -124,8 +124,10 @@ class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we c
     The attention function rounds them to the cache dtype, and reads what sequence caches store.
     """
 
-    def __init__(self, n_layers: int) -> None:
-        super().__init__(layers=[DynamicLayer() for _ in range(n_layers)])
+    def __init__(self, layers: int | list[Any]) -> None:
+        """layers: how many there are, or transformers' own, where some of them have states."""
+        own = [DynamicLayer() for _ in range(layers)] if isinstance(layers, int) else layers
+        Cache.__init__(self, layers=own)  # not that of a family's cache, where a subclass is one too
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

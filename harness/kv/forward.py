@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.families.states import States
 from harness.kv.head_group import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.kv.states import States
 from harness.kv.teams import Team
 from harness.stages.protocols import Needs, Stats
 
