@@ -81,6 +81,8 @@ def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
         return NO_ATTENTION
     if "reuse" in (getattr(text, "kv_sharing_modes", None) or ()) or len(layers) != text.num_hidden_layers:
         return "some of its layers share another layer's cache"
+    if "indexed_attention" in kinds:
+        return "its layers choose the tokens they attend to by keys of an index, which their cache holds too"
     plain = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
     odd = {type(layer).__name__ for layer in layers if type(layer).__name__ not in plain and not isinstance(layer, STATES)}
     if odd | (kinds - KINDS):
