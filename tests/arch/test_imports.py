@@ -31,6 +31,7 @@ SEES: dict[str, tuple[str, ...]] = {  # a room -> the rooms it may import from; 
     "evaluation": (*SETUP, "records"),
     "analysis": (*VALUES, "records"),
     "pages": READING,
+    "advice": (*STACK, "tasks", "configure", *READING, "pages", "planning"),
     "planning": (*STACK, "configure", *READING, "pages"),
     "sweep": (*SETUP, *READING, "evaluation", "pages"),
 }
