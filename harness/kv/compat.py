@@ -56,6 +56,15 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
     return found
 
 
+def shape_without_model(config: PretrainedConfig) -> ModelShape:
+    """The same, where all its bytes follow from the configuration; UserError where states must be measured on the model."""
+    shape = shape_of(config)
+    if shape.hybrid:
+        kind = getattr(config.get_text_config(decoder=True), "model_type", "?")
+        raise UserError(f"the bytes of model type {kind!r} are known to a run only: recurrent states are measured on the model")
+    return shape
+
+
 def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
     query_heads = text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or query_heads
