@@ -19,11 +19,11 @@ from harness.engine.tiles import tiles
 from harness.kv.batch_views import Batch
 from harness.kv.compat import forward
 from harness.kv.families.position_tables import placed
+from harness.kv.families.states import fed_together
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget
 from harness.kv.positions import held
 from harness.kv.sequence_cache import SequenceCache
-from harness.kv.states import fed_together
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 

@@ -16,6 +16,7 @@ from harness.kv.compat import forward, layer_devices, shape_of
 from harness.kv.families.latent_entry import latents_of
 from harness.kv.families.own_attention import adapt
 from harness.kv.families.position_tables import position_table
+from harness.kv.families.states import Entrance
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.honoured import no_moments, refuse
 from harness.kv.memory import Budget, solve_budget
@@ -23,7 +24,6 @@ from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
-from harness.kv.states import Entrance
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 

@@ -58,6 +58,15 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
     return found
 
 
+def shape_without_model(config: PretrainedConfig) -> ModelShape:
+    """The same, where all its bytes follow from the configuration; UserError where states must be measured on the model."""
+    shape = shape_of(config)
+    if shape.hybrid:
+        kind = getattr(config.get_text_config(decoder=True), "model_type", "?")
+        raise UserError(f"the bytes of model type {kind!r} are known to a run only: recurrent states are measured on the model")
+    return shape
+
+
 def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
     layers = DynamicCache(config=config).layers
     attending = {i: layer for i, layer in enumerate(layers) if isinstance(layer, DynamicLayer)}
@@ -87,6 +96,8 @@ def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
     shares = getattr(text, "num_kv_shared_layers", None) and not hasattr(text, "kv_sharing_modes")
     if shares or len(layers) != text.num_hidden_layers:
         return f"some of its layers share another layer's cache, and transformers {__version__} does not say which"
+    if "indexed_attention" in kinds:
+        return "its layers choose the tokens they attend to by keys of an index, which their cache holds too"
     plain = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
     odd = {type(layer).__name__ for layer in layers if type(layer).__name__ not in plain and not isinstance(layer, STATES)}
     if odd | (kinds - KINDS):
@@ -144,8 +155,10 @@ class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we c
     The attention function rounds them to the cache dtype, and reads what sequence caches store.
     """
 
-    def __init__(self, n_layers: int) -> None:
-        super().__init__(layers=[DynamicLayer() for _ in range(n_layers)])
+    def __init__(self, layers: int | list[Any]) -> None:
+        """layers: how many there are, or transformers' own, where some of them have states."""
+        own = [DynamicLayer() for _ in range(layers)] if isinstance(layers, int) else layers
+        Cache.__init__(self, layers=own)  # not that of a family's cache, where a subclass is one too
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

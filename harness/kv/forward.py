@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from harness.kv.families.latent import Latent
+from harness.kv.families.states import States
 from harness.kv.head_group import Slot
 from harness.kv.rope import LayerRope
 from harness.kv.shape import LayerShape, ModelShape
-from harness.kv.states import States
 from harness.kv.teams import Team
 from harness.stages.protocols import Needs, Rope, Stats
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from harness.kv.families.latent import HOLDS, Latent, expanded
+from harness.kv.families.states import States
 from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.kv.states import States
 from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
 from harness.stages.keep import Choice
 from harness.stages.protocols import Needs, Stats

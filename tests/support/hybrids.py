@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "latents, kimi_linear": (lambda: config("KimiLinearConfig"), "latent"),
     "an index cache, qwen4_exp": (
         lambda: config("Qwen4ExpTextConfig", layer_types=[LINEAR, "indexed_attention"] * 2),
-        "indexed_attention",
+        "keys of an index",
     ),
 }
 

@@ -90,8 +90,7 @@ class Entrance:
         return [States(tuple(x[:, row].clone() for x in together)) for row in range(rows)]
 
     def _cache(self, layers: list[Any]) -> Cache:
-        cache = self._class.__new__(self._class)
-        Cache.__init__(cache, layers=layers)
+        cache = self._class(layers)
         if self._class is not EntryCache:
             setattr(cache, LISTED, [None] * len(layers))
         return cache
@@ -108,7 +107,7 @@ class Entrance:
         return copied
 
 
-def _entry_class(model: PreTrainedModel) -> type[Cache]:
+def _entry_class(model: PreTrainedModel) -> type[EntryCache]:
     """The class of the cache: one that the model takes for its own, where it insists on that."""
     module = vars(sys.modules[type(model.get_decoder()).__module__])
     own = [x for x in module.values() if isinstance(x, type) and issubclass(x, Cache) and hasattr(x, f"get_{LISTED}")]
