@@ -28,8 +28,11 @@ def learned_positions(model: PreTrainedModel) -> int | None:
         for name, table in decoder.named_modules()
         if isinstance(table, torch.nn.Embedding) and table is not words and ("pos" in name or name.endswith("wpe"))
     ]
+    sizes = [table.num_embeddings for table in tables]
+    # xglm computes its table, but makes it longer by the tokens of one forward only.
+    sizes += [module.weights.shape[0] - module.offset for module in decoder.modules() if hasattr(module, "make_weights")]
     most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return min([table.num_embeddings for table in tables] + ([int(most)] if most else [])) if tables else None
+    return min(sizes + ([int(most)] if most else [])) if sizes else None
 
 
 def moving_rotary(model: PreTrainedModel) -> torch.nn.Module | None:

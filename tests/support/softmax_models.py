@@ -56,8 +56,8 @@ LLAMA4 = {
 }
 FAMILIES: dict[str, Family] = {
     "gpt_oss": Family("GptOssConfig", TINY | ALTERNATE | EXPERTS | {"head_dim": 32}, full=(1, 3)),
-    "granite_swa": Family("GraniteSWAConfig", TINY | ALTERNATE, full=(1, 3)),
-    "granitemoe_swa": Family("GraniteMoeSWAConfig", TINY | ALTERNATE | EXPERTS, full=(1, 3)),
+    "granite_swa": Family("GraniteSWAConfig", TINY | ALTERNATE | {"attention_multiplier": 0.18}, full=(1, 3)),
+    "granitemoe_swa": Family("GraniteMoeSWAConfig", TINY | ALTERNATE | EXPERTS | {"attention_multiplier": 0.18}, full=(1, 3)),
     "mimo_v2_flash": Family(
         "MiMoV2FlashConfig",
         TINY

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
-from harness.kv.compat import forward
+from harness.kv.compat import decoder_of, forward
 from harness.kv.shape import LayerShape
 from tests.support.masked_reference import Kept
 from tests.support.softmax_models import make
@@ -50,7 +50,7 @@ class StockMasked:
         self.rules, self.cache, self.seen = rules(config, shape), DynamicCache(), 0
         self.weights: list[Tensor] = []
         self._masks: list[Tensor] = []
-        decoder = self.model.get_decoder()
+        decoder = decoder_of(self.model)
         blocks = next(found for name in ("layers", "h", "blocks") if (found := getattr(decoder, name, None)) is not None)
         for i, block in enumerate(blocks):
             block.register_forward_pre_hook(lambda _, args, kwargs, i=i: self._masked(i, args, kwargs), with_kwargs=True)

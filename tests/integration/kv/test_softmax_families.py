@@ -170,7 +170,7 @@ def test_statistics_of_later_tokens_are_those_of_masked_stock_weights(name: str)
 def rows(name: str, names: Sequence[str]) -> list[SequenceCache]:
     """Compressed rows over contexts of two lengths."""
     ours, found = engine(name), []
-    for e, n in enumerate((97, 60)):
+    for e, n in enumerate((150, 97)):
         prefix = ours.prefill(ids(n, seed=e), Needs(column_sums=True, queries=EVERYTHING.queries))
         found += [ours.compress(prefix, conf_tree.stack(one, "keep.budget.value=0.5"), seed=e) for one in names]
     return found
