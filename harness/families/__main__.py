@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from harness.families import page
 from harness.families.tiny import families
-from harness.families.trial import WRONG, try_family
+from harness.families.trial import WRONG, Verdict, try_family
 from harness.files.paths import CONF
 
 HOME = CONF.parent / "results" / "reference"
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(one.status == WRONG for one in verdicts))
 
 
-def write(folder: Path, verdicts: Sequence[page.Verdict]) -> None:
+def write(folder: Path, verdicts: Sequence[Verdict]) -> None:
     """The table of these verdicts as Markdown and as CSV."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "families.md").write_text(page.as_markdown(verdicts), encoding="utf-8")

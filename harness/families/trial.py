@@ -189,7 +189,7 @@ def _evicted(engine: Engine, config: PretrainedConfig, stock: PreTrainedModel) -
 def _readable(engine: Engine, cache: SequenceCache) -> dict[int, Sequence[Tensor]]:
     """What each full layer of the model may read, by its number: its own store, or that of the layer whose store it reads."""
     shape, kept = engine.shape, cache.kept_positions()
-    found = {number: kept[i] for number, i in shape.places.items() if i in shape.full_layers}
+    found: dict[int, Sequence[Tensor]] = {n: kept[i] for n, i in shape.places.items() if i in shape.full_layers}
     return found | {number: kept[i] for number, i in shape.readers if i in shape.full_layers}
 
 

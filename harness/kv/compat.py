@@ -25,6 +25,7 @@ FEATURES = {  # settings of a decoder that change what is cached or attended to,
     "is_encoder_decoder": "encoder-decoders are not implemented",
 }
 FAMILIES = {  # model types that no setting identifies, and why they are refused
+    "blt": "it reads patches of bytes through three models, each with a cache of its own",
     "diffllama": "its layers attend twice",
     "doge": "it drops tokens by a learned mask of its own",
     "hrm_text": "its layers run several times, each time with another cache",

@@ -62,5 +62,5 @@ def convert(source: Path, directory: Path) -> None:
 
 def _once(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of one storage once: an output layer that is tied to the embedding follows from it."""
-    found = {x.data_ptr(): name for name, x in reversed(weights.items())}
+    found = {x.data_ptr(): name for name, x in reversed(list(weights.items()))}
     return {name: x.contiguous() for name, x in weights.items() if found[x.data_ptr()] == name}

@@ -8,14 +8,17 @@ import pytest
 import torch
 from transformers import PretrainedConfig
 
+from harness.configure.arms import Arm
 from harness.engine.answers import Ask
 from harness.engine.engine import Engine
 from harness.errors import UserError
+from harness.evaluation.assemble import _check_heads
 from harness.families.tiny import tiny_config
 from harness.families.trial import HONOURED, try_family
 from harness.kv.compat import shape_of
 from harness.kv.memory import predict
 from harness.kv.shape import LayerShape
+from harness.models.load import ModelSpec
 from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import Needs
@@ -107,6 +110,20 @@ def test_statistics_are_of_the_owners_queries_alone(family: str) -> None:
     for layer in ours.shape.full_layers:
         sums = prefix.stats[layer].column_sums_HN
         assert sums is not None and torch.allclose(sums.sum(1), torch.full((sums.shape[0],), float(CONTEXT)))
+
+
+def test_codecs_are_checked_against_the_layers_that_stacks_compress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 32 in sliding layers, of 64 in the others: groups of 64 are right, groups of 48 are not."""
+    monkeypatch.setattr(ModelSpec, "config", lambda spec: tiny_config("gemma4_text"))
+    spec = ModelSpec(source="path", path="none")
+    for group, fits in ((64, True), (48, False)):
+        codec = conf_tree.member("codec", "int4", f"group={group}", "axis=token")
+        arms = [Arm("one", {}, {}, Stack(keys=codec, values=codec))]
+        if fits:
+            _check_heads(arms, spec)
+        else:
+            with pytest.raises(UserError, match="must divide head_dim 64"):
+                _check_heads(arms, spec)
 
 
 def test_errors_of_attention_are_those_of_all_layers_that_attend() -> None:
