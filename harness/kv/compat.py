@@ -114,20 +114,22 @@ def _classes(config: PretrainedConfig) -> tuple[Any, ...]:
 
 def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
     """Why a model's attention is not supported, or None; from its configuration and class alone, before weights are loaded."""
+    if (kind := getattr(text, "model_type", "")) in FAMILIES:
+        return FAMILIES[kind]
     for name, why in FEATURES.items():
         if getattr(text, name, None) not in (None, False, 0, "vision"):  # images alone are attended to in both directions
             return why
     stateful = any(getattr(model, "_is_stateful", False) for model in _classes(config))
     if stateful and not hasattr(text, "num_attention_heads"):
         return NO_ATTENTION
-    if not (getattr(text, "model_type", "") in OWN_ATTENTION or all(map(_uses_interface, _classes(config)))):
+    if not (kind in OWN_ATTENTION or all(map(_uses_interface, _classes(config)))):
         return "its layers compute attention themselves, where transformers' attention interface does not reach"
     if hasattr(text, "add_cross_attention") and not getattr(text, "is_decoder", True):
         return "it is an encoder, which attends to later tokens"
-    placed = getattr(text, "model_type", "") in (*TABLED, *OWN_ATTENTION)
+    placed = kind in (*TABLED, *OWN_ATTENTION)
     if not placed and not all("position_ids" in inspect.signature(model.forward).parameters for model in _classes(config)):
         return "its forward takes no positions, so that sequences of a batch could not stand at places of their own"
-    return FAMILIES.get(getattr(text, "model_type", ""))
+    return None
 
 
 def _uses_interface(model: Any) -> bool:

@@ -15,7 +15,7 @@ from harness.stages.softmax import PLAIN, Softmax
 
 SOFTMAX = {"cap": "softcap", "sinks_Q": "s_aux", "alibi": "alibi", "sees": "sees"}  # fields of `Softmax`: names in a call
 # Keyword arguments that our attention implements, or that do not matter to it. Others are refused, not ignored.
-HONOURED = ("dropout", "is_causal", "sliding_window", "position_ids", "cache", "use_cache", *SOFTMAX.values())
+HONOURED = ("dropout", "is_causal", "sliding_window", "position_ids", "cache", "use_cache", "logits_to_keep", *SOFTMAX.values())
 
 
 def check(

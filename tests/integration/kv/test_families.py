@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "no positions, whisper": (lambda: transformers.WhisperConfig(is_decoder=True, is_encoder_decoder=False), "no positions"),
     "layers that attend to images, mllama": (lambda: transformers.MllamaConfig(), "attend to images"),
     "tokens chosen by an indexer, glm_moe_dsa": (lambda: config("GlmMoeDsaConfig"), "indexer"),
-    "no attention, mamba2": (lambda: transformers.Mamba2Config(), "attention"),
+    "no attention, mamba2": (lambda: transformers.Mamba2Config(), "no layer of it attends"),
     "no cache, openai-gpt": (lambda: transformers.OpenAIGPTConfig(), "keeps no cache"),
     "a learned mask, doge": (lambda: transformers.DogeConfig(), "learned mask"),
     "two attentions a layer, diffllama": (lambda: transformers.DiffLlamaConfig(), "attend twice"),
