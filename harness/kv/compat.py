@@ -114,11 +114,11 @@ def _classes(config: PretrainedConfig) -> tuple[Any, ...]:
 
 def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
     """Why a model's attention is not supported, or None; from its configuration and class alone, before weights are loaded."""
-    if (kind := getattr(text, "model_type", "")) in FAMILIES:
-        return FAMILIES[kind]
-    for name, why in FEATURES.items():
-        if getattr(text, name, None) not in (None, False, 0, "vision"):  # images alone are attended to in both directions
-            return why
+    kind = getattr(text, "model_type", "")
+    # "vision": images alone are attended to in both directions.
+    odd = [why for name, why in FEATURES.items() if getattr(text, name, None) not in (None, False, 0, "vision")]
+    if found := [why for why in (FAMILIES.get(kind), *odd) if why]:
+        return found[0]
     stateful = any(getattr(model, "_is_stateful", False) for model in _classes(config))
     if stateful and not hasattr(text, "num_attention_heads"):
         return NO_ATTENTION
