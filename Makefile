@@ -24,7 +24,7 @@ test: .venv/ready ## every test, the slow ones too
 test-fast: .venv/ready ## the tests that need no real model
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest -m "not slow" $(ARGS)
 
-LOWEST := tests/integration/kv/test_keep_all.py tests/integration/engine/test_fused.py tests/integration/kv/test_statistics_exact.py
+LOWEST := tests/integration/kv/test_keep_all.py tests/integration/engine/test_fused.py tests/integration/kv/test_statistics_exact.py tests/integration/kv/test_softmax_families.py
 
 .venv-lowest/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-lowest

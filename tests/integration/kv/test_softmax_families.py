@@ -15,6 +15,7 @@ from transformers import DynamicCache
 from harness.engine.engine import Ask, Engine
 from harness.errors import UserError
 from harness.kv import attention_stats
+from harness.kv.attention import NAME
 from harness.kv.compat import forward
 from harness.kv.families import softmax_attention
 from harness.kv.forward import CURRENT
@@ -62,6 +63,20 @@ def test_everything_kept_equals_stock(name: str) -> None:
         ((part, at),) = row.slots[i]
         near(part.keys.read(torch.float32, at), layer.keys[0, :, -part.n :])
         near(part.values.read(torch.float32, at), layer.values[0, :, -part.n :])
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "bloom", "mpt", "falcon, alibi"])
+@torch.inference_mode()
+def test_half_precision_is_as_near_to_fp32_as_stock_is(name: str) -> None:
+    """bf16 weights and cache over 300 tokens: position biases are rounded as the family rounds them."""
+    family, tokens = FAMILIES[name], torch.tensor([ids(300)])
+    half = make(family.config(), family.stock, torch.bfloat16)
+    exact = make(family.config(), family.stock)
+    exact.load_state_dict({k: v.float() for k, v in half.state_dict().items()})
+    wanted, stock = exact(tokens).logits[0, -1], half(tokens).logits[0, -1].float()
+    ours = Engine(make(family.config(), NAME, torch.bfloat16), torch.bfloat16)
+    _, found = ours.feed([ours.start()], [tokens[0].tolist()])
+    assert float((found[0].float() - stock).abs().max()) <= 1.5 * float((stock - wanted).abs().max())
 
 
 def _newest(layer: object, ours: Engine, seen: int) -> tuple[Tensor, Tensor]:
