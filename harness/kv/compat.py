@@ -98,11 +98,14 @@ def _unsupported(config: PretrainedConfig, text: PretrainedConfig) -> str | None
     for name, why in FEATURES.items():
         if getattr(text, name, None):
             return why
-    if not (getattr(text, "model_type", "") in OWN_ATTENTION or all(map(_uses_interface, _classes(config)))):
+    kind = getattr(text, "model_type", "")
+    if kind in FAMILIES:
+        return FAMILIES[kind]
+    if not (kind in OWN_ATTENTION or all(map(_uses_interface, _classes(config)))):
         return "its layers compute attention themselves, where transformers' attention interface does not reach"
     if hasattr(text, "add_cross_attention") and not getattr(text, "is_decoder", True):
         return "it is an encoder, which attends to later tokens"
-    return FAMILIES.get(getattr(text, "model_type", ""))
+    return None
 
 
 def _uses_interface(model: Any) -> bool:
