@@ -29,7 +29,8 @@ from tests.support.tiny_models import ids
 
 TOLERANCE = 1e-6  # times max(1, largest absolute logit)
 ONE_KERNEL = ("llama4", "phi3", "starcoder2")  # stock is sdpa, handed the mask that ours is handed
-WEIGHTS = [
+NO_WEIGHTS = ("granite_swa", "granitemoe_swa", "xglm")  # stock scales outputs by the sink; gives no weights in 5.2
+WEIGHTS = [name for name in FAMILIES if FAMILIES[name].full and name not in NO_WEIGHTS]
     name for name in FAMILIES if FAMILIES[name].full and not name.startswith("granite")
 ]  # granite scales outputs instead
 BUDGET = 48
@@ -153,7 +154,7 @@ def _views(row: SequenceCache, group, stats):  # type: ignore[no-untyped-def]
     return head_group_view(group, dict(enumerate(stats)), row.seen, 0, None, rotated=True).layers
 
 
-@pytest.mark.parametrize("name", [one for one in WEIGHTS if one != "xglm"])
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_statistics_of_later_tokens_are_those_of_masked_stock_weights(name: str) -> None:
     """A question of several tokens and a single one, over a store that was evicted to other tokens in every layer and head."""
     ours, stock = engine(name), StockMasked(FAMILIES[name].config(), engine(name).shape.layers)
