@@ -56,7 +56,11 @@ class StockMasked:
             block.register_forward_pre_hook(lambda _, args, kwargs, i=i: self._masked(i, args, kwargs), with_kwargs=True)
             for name, module in block.named_modules():
                 if type(module).__name__.endswith("Attention") and name.count(".") <= 1 and not list(_inner(module)):
-                    module.register_forward_hook(lambda _, __, out: self.weights.append(out[1][0].detach()))
+                    module.register_forward_hook(lambda _, __, out: self._weigh(out[1]))
+
+    def _weigh(self, weights: Tensor | None) -> None:
+        if weights is not None:
+            self.weights.append(weights[0].detach())
 
     def _masked(self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         allowed = self._masks[i]
