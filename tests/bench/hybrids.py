@@ -33,9 +33,7 @@ def measure(family: str, *, wide: bool) -> str:
     def stock(cache: Any, fed: list[int], seen: int) -> None:
         forward(model, torch.tensor([fed]), torch.arange(seen, seen + len(fed))[None], cache, torch.tensor([len(fed) - 1]))
 
-    read = best(
-        {"stock": lambda: stock(hybrids.stock_cache(family), tokens, 0), "ours": lambda: run.prefill(tokens)}, 5
-    )
+    read = best({"stock": lambda: stock(hybrids.stock_cache(family), tokens, 0), "ours": lambda: run.prefill(tokens)}, 5)
     prefix = run.prefill(tokens)
 
     def our_steps() -> None:
