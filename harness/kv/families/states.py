@@ -11,7 +11,7 @@ import copy
 import sys
 from collections.abc import Iterator, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ def _entry_class(model: PreTrainedModel) -> type[EntryCache]:
     """The class of the cache: one that the model takes for its own, where it insists on that."""
     module = vars(sys.modules[type(model.get_decoder()).__module__])
     own = [x for x in module.values() if isinstance(x, type) and issubclass(x, Cache) and hasattr(x, f"get_{LISTED}")]
-    return type("EntryCache", (EntryCache, *own), {}) if own else EntryCache
+    return cast("type[EntryCache]", type("EntryCache", (EntryCache, *own), {})) if own else EntryCache
 
 
 def _homes(cache: Cache) -> list[list[Home]]:

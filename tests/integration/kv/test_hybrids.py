@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from harness.engine.answers import Ask
 from harness.engine.engine import Engine
 from harness.engine.streams import Reading, read
 from harness.errors import UserError
-from harness.kv.compat import forward, shape_of, shape_without_model
+from harness.kv.compat import STATES, forward, shape_of, shape_without_model
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
@@ -198,3 +199,10 @@ def test_what_cannot_be_measured_is_refused_in_one_line(family: str) -> None:
 def test_a_hybrid_is_not_sized_without_its_model() -> None:
     with pytest.raises(UserError, match="recurrent states are measured on the model"):
         shape_without_model(HYBRIDS["bamba"]())
+
+
+@pytest.mark.skipif(bool(STATES), reason="of versions of transformers that keep states in caches of every family's own")
+@pytest.mark.parametrize("kind", ["Qwen3NextConfig", "JambaConfig", "FalconH1Config", "MiniMaxConfig"])
+def test_versions_with_a_cache_for_every_family_are_refused(kind: str) -> None:
+    with pytest.raises(UserError, match="keeps its recurrent states in a cache of its own kind"):
+        shape_of(getattr(transformers, kind)())
