@@ -31,8 +31,6 @@ TOLERANCE = 1e-6  # times max(1, largest absolute logit)
 ONE_KERNEL = ("llama4", "phi3", "starcoder2")  # stock is sdpa, handed the mask that ours is handed
 NO_WEIGHTS = ("granite_swa", "granitemoe_swa", "xglm")  # stock scales outputs by the sink; gives no weights in 5.2
 WEIGHTS = [name for name in FAMILIES if FAMILIES[name].full and name not in NO_WEIGHTS]
-    name for name in FAMILIES if FAMILIES[name].full and not name.startswith("granite")
-]  # granite scales outputs instead
 BUDGET = 48
 EVERYTHING = conf_tree.everything()
 
