@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from harness.families.own_sizes import OWN
@@ -58,13 +57,7 @@ def tiny_config(family: str) -> PretrainedConfig:
 
     Raises whatever transformers raises where it cannot be made.
     """
-    kind = CONFIG_MAPPING[family]
-    return _shrunk(kind(**_first(family)), dict(OWN.get(family, {})))
-
-
-def _first(family: str) -> Values:
-    """What a family's default configuration cannot be made without."""
-    return {name: value for name, value in OWN.get(family, {}).items() if name == "attention_k_eq_v"}
+    return _shrunk(CONFIG_MAPPING[family](), dict(OWN.get(family, {})))
 
 
 def _shrunk(full: PretrainedConfig, own: Values) -> PretrainedConfig:
@@ -112,9 +105,3 @@ def build(config: PretrainedConfig, attention: str, weights: Mapping[str, torch.
         model.load_state_dict(weights)
     found: PreTrainedModel = model.eval().requires_grad_(False).to(torch.float32)
     return found
-
-
-@lru_cache(maxsize=1)
-def classes() -> dict[str, str]:
-    """For each family the name of its causal language model."""
-    return {family: str(MODEL_FOR_CAUSAL_LM_MAPPING[type(CONFIG_MAPPING[family]())]) for family in families()}

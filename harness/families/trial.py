@@ -6,6 +6,7 @@ bytes of the full cache are those that transformers' own cache holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -124,7 +125,8 @@ def _kept(engine: Engine, expected: list[Tensor]) -> float:
 
 
 def _difference(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))
+    away = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))
+    return away if math.isfinite(away) else math.inf  # NaN is greater than nothing
 
 
 def _unequal(away: float) -> list[str]:

@@ -9,9 +9,10 @@ import pytest
 import torch
 import transformers
 
+from harness.engine.engine import Engine
 from harness.families import page, trial
 from harness.families.__main__ import HOME, main, write
-from harness.families.tiny import families
+from harness.families.tiny import VOCABULARY, families
 from harness.families.trial import HONOURED, NOT_BUILT, PARTLY, REFUSED, WRONG, Verdict, try_family
 from harness.kv import honoured
 from harness.kv.forward import Forward
@@ -64,6 +65,12 @@ def test_tokens_that_are_read_after_eviction_are_found(monkeypatch: pytest.Monke
     readable = trial._readable
     monkeypatch.setattr(trial, "_readable", lambda *given: {i: [p[:-1] for p in kept] for i, kept in readable(*given).items()})
     assert "tokens masked" in _wrong("llama")
+
+
+def test_logits_that_are_no_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Engine.feed
+    monkeypatch.setattr(Engine, "feed", lambda *given: (feed(*given)[0], torch.full((1, VOCABULARY), torch.nan)))
+    assert "differ from transformers' by inf" in _wrong("llama")
 
 
 def test_what_fails_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
