@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(printable(f"{folder}: there is no such folder"))
                 continue
             run = state(folder)
-            console.print(line(run), markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(line(run)), markup=False, highlight=False, soft_wrap=True)
             console.print(table(run))
     except UserError as error:
         print(printable(f"error: {error}"), file=sys.stderr)

@@ -139,7 +139,7 @@ def reference(place: Path) -> dict[str, dict[str, Any]]:
     assert (out["codes"], out["records"]) == ([0], RECORDS), out["text"]
     assert "60 ok, 0 failed" in out["text"]
     records = raw(place, "reference")
-    assert max(r["timings"]["wave_rows"] for r in records) <= WAVE
+    assert max(r["timings"]["batch_sequences"] for r in records) <= WAVE
     assert computed(place, "reference") == EXAMPLES * POINTS
     return bare(records)
 
