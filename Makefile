@@ -52,7 +52,7 @@ check: .venv/ready ## formatting, lint and types
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun, keep-all overhead, codecs, report
+bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun, keep-all overhead, latents, codecs, report
 	for script in fused_sweep fused_stream multirun overhead latents codecs report; do $(PY) tests/bench/$$script.py || exit 1; done
 
 references: .venv/ready ## the committed curves again, many hours; goes on where it was (one of them: make reference-needle-smollm2)

@@ -42,5 +42,6 @@ class Fields(TypedDict, total=False):
     series_path: str | None
     chunk: int | None
     rope_length: int | None
+    reach: float | None
     status: str
     error: str | None
