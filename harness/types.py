@@ -115,7 +115,6 @@ class Corpus(Protocol):
     @property
     def digest(self) -> str:
         """SHA-256 of the text."""
-        ...
 
     def documents(self) -> Sequence[str]:
         """The text as a list of documents, each plain prose."""

@@ -152,7 +152,7 @@ def test_a_faulty_directory_is_known_before_anything_is_loaded(directory: Path) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"source": "web"}, r"model\.source='web' .* wheel, path, hub, random"),
+        ({"source": "web"}, r"model\.source='web' .* wheel, path, gguf, hub, random"),
         ({"source": "path", "path": None}, r"model\.path=None .* source path needs it"),
         ({"source": "hub", "repo": ""}, r"model\.repo=''"),
         ({"dtype": "int8"}, r"model\.dtype='int8' .* float32, bfloat16, float16"),
