@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 3
 SCHEMAS_READ = (1, 2, 3)  # fields that an older one lacks have a default in Record
-
 BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "recurrent", "padding", "scratch")
 
 
