@@ -19,7 +19,7 @@ run: .venv/ready ## environment, model, the default experiment, frontier and das
 	$(PY) -m harness $(ARGS)
 
 test: .venv/ready ## every test, the slow ones too
-	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: .venv/ready ## the tests that need no real model
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest -m "not slow" $(ARGS)
