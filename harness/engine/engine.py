@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
-from harness.engine.logits import scored, sound
+from harness.engine.logits import padded, scored, sound
 from harness.engine.prepared_model import PreparedModel
 from harness.engine.tiles import tiles
 from harness.kv.batch_views import Batch
-from harness.kv.compat import EntryCache, forward
+from harness.kv.compat import forward
+from harness.kv.families.position_tables import placed
+from harness.kv.families.states import fed_together
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget
 from harness.kv.positions import held
@@ -151,24 +153,68 @@ class Engine(PreparedModel):
         needs: only the prefill of a context gives them, which nothing ever shares: its products need no tiles.
         """
         lengths = [len(one) for one in ids]
-        starts = [cache.next_position for cache in caches]
-        self.check_length(max(start + n for start, n in zip(starts, lengths, strict=True)))
+        self.check_length(max(cache.next_position + n for cache, n in zip(caches, lengths, strict=True)))
+        run = self.begin(caches, lengths, needs, reference, batch)
+        if not self.shape.hybrid:
+            return self._fed(run, caches, ids, every=every, invariant=self.invariant and needs is None)
+        # A hybrid's own kernels sum in another order for another number of rows: alone, a row needs no tiles.
+        together = fed_together(lengths, [cache.states for cache in caches], reference, alone=self.invariant)
+        if len(together) == 1:
+            return self._fed(run, caches, ids, every=every)
+        return self._apart(run, together, caches, ids, every=every)
+
+    def _apart(
+        self,
+        run: Forward,
+        together: Sequence[Sequence[int]],
+        caches: Sequence[SequenceCache],
+        ids: Sequence[Sequence[int]],
+        *,
+        every: bool,
+    ) -> tuple[list[SequenceCache], Forward, Tensor]:
+        """The same in a forward for each of these groups of rows."""
+        grown, logits = dict[int, SequenceCache](), dict[int, Tensor]()
+        outputs = dict[int, dict[int, Tensor]]()
+        for rows in together:
+            fed, part, found = self._fed(
+                run.part(rows, outputs), [caches[b] for b in rows], [ids[b] for b in rows], every=every
+            )
+            grown |= dict(zip(rows, fed, strict=True))
+            logits |= dict(zip(rows, found, strict=True))
+            if part.outputs is not None:
+                outputs[rows[0]] = part.outputs
+            run.join(rows, part)
+        in_order = range(len(caches))
+        return [grown[b] for b in in_order], run, padded([logits[b] for b in in_order])
+
+    def _fed(
+        self,
+        run: Forward,
+        caches: Sequence[SequenceCache],
+        ids: Sequence[Sequence[int]],
+        *,
+        every: bool,
+        invariant: bool = False,
+    ) -> tuple[list[SequenceCache], Forward, Tensor]:
+        """One forward of the model, its products in tiles where they must be invariant."""
+        lengths, starts = run.lengths, [cache.next_position for cache in caches]
         # Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
         width, last = max(lengths), sorted({n - 1 for n in lengths})
         tokens = [[*one, *[0] * (width - len(one))] for one in ids]
         # Padding repeats the last position: a model with learned positions has none beyond its limit.
         places = [[start + min(i, n - 1) for i in range(width)] for start, n in zip(starts, lengths, strict=True)]
         ids_BL, positions_BL = torch.tensor([tokens, places], device=self.device)  # sent in one go
-        run = self.begin(caches, lengths, needs, reference, batch)
         token = CURRENT.set(run)
         try:
-            cache = EntryCache(len(self.shape.layers))
+            cache = self.entrance.open([cache.states for cache in caches])
             wanted = slice(None) if every else last
-            with held(self.rotary, [cache.length for cache in caches]), tiles(self.invariant and needs is None):
+            angles, rows = held(self.rotary, [cache.length for cache in caches]), placed(self.placed_table, positions_BL)
+            with angles, rows, tiles(invariant):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
         assert sorted(run.stats) == list(range(len(self.shape.layers))), "a layer did not reach our attention"
+        run.states = self.entrance.close(cache, len(caches))
         if not every:
             rows = torch.arange(len(caches), device=logits.device)
             logits = logits[rows, numbers(tuple(last.index(n - 1) for n in lengths), logits.device)]

@@ -54,3 +54,8 @@ def divergence(reference_LV: Tensor, logp_LV: Tensor) -> Tensor:
     """
     possible = reference_LV > float("-inf")
     return torch.where(possible, reference_LV.exp() * (reference_LV - logp_LV), 0.0).sum(-1)
+
+
+def padded(logits: Sequence[Tensor]) -> Tensor:
+    """Logits [V] or [L, V] of several rows as one tensor; those of tokens that a row does not have are zero."""
+    return torch.nn.utils.rnn.pad_sequence(list(logits), batch_first=True) if logits[0].ndim > 1 else torch.stack(list(logits))

@@ -237,10 +237,10 @@ def _kind(task: Task) -> str:
 
 
 def _check_heads(found: Sequence[Arm], spec: ModelSpec) -> None:
-    """Group sizes against head dims, from the model's config alone."""
+    """Group sizes against the head dims of layers that stacks compress, from the model's config alone."""
     shape = shape_of(spec.config())
     for arm in found:
-        for layer in {(layer.d_key, layer.d_value) for layer in shape.layers}:
+        for layer in {(shape.layers[i].d_key, shape.layers[i].d_value) for i in shape.full_layers}:
             for role, codec, dim in (("keys", arm.stack.keys, layer[0]), ("values", arm.stack.values, layer[1])):
                 try:
                     codec.check(dim)

@@ -133,6 +133,18 @@ class Slot(NamedTuple):
     at: slice
 
 
+def with_new(stored: list[tuple[TokenStore, slice]], new_RHLD: Tensor) -> Tensor:
+    """Stored rows followed by the new ones, [R, H, N + L, D], decoded to the compute dtype; written once."""
+    if not stored or not stored[0][0].n:
+        return new_RHLD
+    (r, h, length, d), n = new_RHLD.shape, stored[0][0].n
+    out = new_RHLD.new_empty(r, h, n + length, d)
+    for (side, at), one in zip(stored, out, strict=True):
+        side.write_to(one[:, :n], at)
+    out[:, :, n:] = new_RHLD
+    return out
+
+
 def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
     """K, V and positions of `heads`, out of those of all heads of a group of layers."""
     each = len(new.k_HND) // len(group)

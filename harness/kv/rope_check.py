@@ -10,8 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from harness.kv.compat import EntryCache, device_of, forward
+from harness.kv.families.latent import Latent
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
@@ -26,16 +28,21 @@ Ropes = tuple[LayerRope | None, ...]
 
 @torch.inference_mode()
 def checked_ropes(
-    model: PreTrainedModel, shape: ModelShape, groups: Sequence[tuple[int, ...]], ropes: Ropes, irreversible: bool
+    model: PreTrainedModel,
+    shape: ModelShape,
+    groups: Sequence[tuple[int, ...]],
+    ropes: Ropes,
+    cache: Cache | None = None,
+    latents: Sequence[Latent | None] = (),
 ) -> tuple[Ropes, bool]:
-    """(ropes, None for layers without rotation or with one we cannot undo; whether there are layers of the latter kind).
+    """(ropes, None for layers without rotation or with one we cannot undo; whether a layer is found to be of the latter kind).
 
     RoPE attention depends on distances only, so the keys of one text at two start positions differ by their rotation alone:
-    un-rotated they must be equal.
+    un-rotated they must be equal. cache: an empty one that the model takes, where it is not as plain as most.
     """
     device = device_of(model.get_input_embeddings())
     if all(rope is None for rope in ropes) or device.type == "meta":  # no weights to run
-        return ropes, irreversible
+        return ropes, False
     first = torch.arange(TOKENS, device=device)
     run = Forward(
         shape=shape,
@@ -46,13 +53,20 @@ def checked_ropes(
         needs=[Needs(), Needs()],
         kv_dtype=torch.float32,
         starts=[0, SHIFT],
+        latents=latents,
     )
     token = CURRENT.set(run)
     try:
-        forward(model, first.expand(2, -1), torch.stack((first, first + SHIFT)), EntryCache(len(shape.layers)), [TOKENS - 1])
+        forward(
+            model,
+            first.expand(2, -1),
+            torch.stack((first, first + SHIFT)),
+            cache or EntryCache(len(shape.layers)),
+            [TOKENS - 1],
+        )
     finally:
         CURRENT.reset(token)
-    verdicts = []
+    verdicts, irreversible = [], False
     for layer, rope in enumerate(ropes):
         group, at = run.places[layer]
         here, there = run.new[group][0][:, at]

@@ -49,7 +49,7 @@ class Views:
         """Copy the tokens index_YRHN of every layer, row and head to the front, with `room` free places behind them."""
         index = torch.nn.functional.pad(index_YRHN, (0, room))
         for i, x in enumerate(self.stored):
-            starts = torch.arange(0, math.prod(x.shape[:4]) * self.room, self.room, device=index.device)
+            starts = torch.arange(0, math.prod(x.shape[:5]), x.shape[4], device=index.device)
             flat = (index + starts.view(*x.shape[:4], 1)).flatten()
             out, size = self.spare, flat.numel() * x.shape[-1]
             if out is None or out.numel() < size:

@@ -23,7 +23,7 @@ from harness.models.tokenizer import Tokenizer
 from harness.models.weights import end_ids, load_weights, positions, read_config, without_weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_NEEDED = {"wheel": "wheel", "path": "path", "hub": "repo", "random": "random"}
+_NEEDED = {"wheel": "wheel", "path": "path", "gguf": "path", "hub": "repo", "random": "random"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class ModelSpec:
 
     Attributes:
         name: label in run ids and plots; by default the last part of the path or repository.
-        source: wheel | path | hub | random.
+        source: wheel | path | gguf | hub | random.
         path, repo, revision, wheel, random: the settings of that source; revision None is the main branch.
         dtype: dtype of weights and computation, float32 | bfloat16 | float16.
         kv_dtype: dtype of the cache; keys and values are rounded to it once.
@@ -71,13 +71,16 @@ class ModelSpec:
         """
         if self.path:
             folder = user_path(self.path)
-            return (folder.name if folder.name not in ("", "..") else folder.resolve().name) or self.source
+            name = folder.stem if self.source == "gguf" else folder.name
+            return (name if name not in ("", "..") else folder.resolve().name) or self.source
         return Path(self.repo or (self.wheel.package if self.wheel else "")).name or self.source
 
     def check(self) -> None:
         """UserError for what can be checked without fetching or loading: directory, device, placement."""
         if self.source == "path":
             sources.local_directory(str(self.path))
+        if self.source == "gguf":
+            sources.gguf_file(str(self.path))
         usable_device(self.device)
         if self.device_map is not None:
             check_map(self.device_map, self.device)
@@ -88,6 +91,8 @@ class ModelSpec:
             return self.wheel.directory()
         if self.source == "random" and self.random:
             return sources.random_directory(self.random)
+        if self.source == "gguf":
+            return sources.gguf_directory(str(self.path))
         if self.source == "hub":
             return sources.hub_directory(str(self.repo), self.revision, weights=weights)
         return sources.local_directory(str(self.path))
@@ -140,7 +145,7 @@ def load(spec: ModelSpec, attn: str = "sdpa") -> LM:
     """
     spec.check()
     directory = spec.directory()
-    if spec.source in ("wheel", "random"):  # they load in a second: no progress bar
+    if spec.source in ("wheel", "gguf", "random"):  # they load in a second: no progress bar
         transformers_logging.disable_progress_bar()
     tokens = _tokenizer(spec, directory, read_config(directory))
     return _lm(spec, tokens, load_weights(directory, _DTYPES[spec.dtype], attn, spec.device, spec.device_map))
@@ -182,6 +187,8 @@ def _identity(spec: ModelSpec) -> Mapping[str, str]:
         found |= sources.random_identity(spec.random)
     elif spec.source == "hub":
         found |= {"repo": str(spec.repo), "revision": spec.directory(weights=False).name}
+    elif spec.source == "gguf":
+        found |= sources.gguf_identity(str(spec.path))
     else:
         found |= sources.local_identity(str(spec.path))
     kind = kind_of_device(spec.device, spec.device_map)

@@ -146,7 +146,8 @@ class Keep:
             if scores_HN.shape != one.pos_HN.shape:
                 expected, shape = tuple(one.pos_HN.shape), tuple(scores_HN.shape)
                 raise ValueError(f"keep.scorer={name} returned scores of shape {shape}, not [H, N] = {expected}")
-            found.append(scores_HN.float())
+            scores_HN = scores_HN.float()
+            found.append(scores_HN.mean(0, keepdim=True) if one.shared else scores_HN)
         scores_HN = found[0] if len(found) == 1 else torch.cat(found)
         scores_LHN: Tensor = scores_HN.unflatten(0, (len(view.layers), -1))  # type: ignore[no-untyped-call]
         return scores_LHN

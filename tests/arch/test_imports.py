@@ -24,6 +24,7 @@ SEES: dict[str, tuple[str, ...]] = {  # a room -> the rooms it may import from; 
     "kv": (*VALUES, "stages"),
     "models": (*VALUES, "stages", "kv"),
     "engine": STACK,
+    "families": STACK,
     "tasks": VALUES,
     "configure": (*STACK, "tasks"),
     "calibrate": (*STACK, "configure"),

@@ -53,10 +53,11 @@ def logits(spec: ModelSpec) -> torch.Tensor:
 
 
 def test_every_model_of_the_conf_tree_is_a_valid_spec() -> None:
-    needs = {"local": {"path": "some/dir"}, "hub": {"repo": "org/some-model"}}
+    needs = {"local": {"path": "some/dir"}, "gguf": {"path": "some/model.q4.gguf"}, "hub": {"repo": "org/some-model"}}
     specs = {file.stem: configured(file.stem, **needs.get(file.stem, {})) for file in sorted(MODELS.glob("*.yaml"))}
     assert {name for name in specs if specs[name].name == name} == {"smollm2", "tiny_llama"} | HUB_MODELS
     assert specs["local"].name == "dir"
+    assert specs["gguf"].name == "model.q4"
     assert specs["hub"].name == "some-model"
     assert all(hash(spec) == hash(replace(spec)) for spec in specs.values())
 
@@ -154,7 +155,7 @@ def test_a_faulty_directory_is_known_before_anything_is_loaded(directory: Path) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"source": "web"}, r"model\.source='web' .* wheel, path, hub, random"),
+        ({"source": "web"}, r"model\.source='web' .* wheel, path, gguf, hub, random"),
         ({"source": "path", "path": None}, r"model\.path=None .* source path needs it"),
         ({"source": "hub", "repo": ""}, r"model\.repo=''"),
         ({"dtype": "int8"}, r"model\.dtype='int8' .* float32, bfloat16, float16"),
