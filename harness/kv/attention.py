@@ -27,6 +27,7 @@ from harness.kv.teams import Team
 from harness.kv.token_store import own
 from harness.stages.protocols import Needs, Stats
 from harness.stages.softmax import Softmax
+from harness.stages.transfers import numbers
 
 NAME = "kv_harness"
 

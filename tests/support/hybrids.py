@@ -96,7 +96,6 @@ REFUSED: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "shared attention, zamba": (lambda: transformers.ZambaConfig(), "share blocks of attention"),
     "shared attention, zamba2": (lambda: transformers.Zamba2Config(), "share blocks of attention"),
     "no layer attends, mamba2": (lambda: transformers.Mamba2Config(), "no layer of it attends"),
-    "latents, kimi_linear": (lambda: config("KimiLinearConfig"), "latent"),
     "an index cache, qwen4_exp": (
         lambda: config("Qwen4ExpTextConfig", layer_types=[LINEAR, "indexed_attention"] * 2),
         "keys of an index",
