@@ -10,16 +10,16 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from harness.errors import require
 
+if TYPE_CHECKING:
+    from torch import Tensor  # reports read records without it
+
 SCHEMA = 3
 SCHEMAS_READ = (1, 2, 3)  # fields that an older one lacks have a default in Record
-
-BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "padding", "scratch")
+BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "recurrent", "padding", "scratch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,6 @@ class Corpus(Protocol):
     @property
     def digest(self) -> str:
         """SHA-256 of the text."""
-        ...
 
     def documents(self) -> Sequence[str]:
         """The text as a list of documents, each plain prose."""
@@ -233,6 +232,7 @@ class Record:
     kv_bytes_peak_prefill: int | None = None
     kv_bytes_full: int | None = None  # full cache, same sample, at the moment of kv_bytes_context
     kv_bytes_full_final: int | None = None  # full cache, same sample, same tokens, at the end of the answer
+    reach: float | None = None  # share of the full cache's bytes in layers that stacks act on (streams: at the end)
     bytes: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     series_path: str | None = None

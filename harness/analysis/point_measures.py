@@ -95,6 +95,7 @@ def sizes(records: Sequence[Record]) -> dict[str, float]:
         "peak_exceeds_full": bool((column("kv_bytes_peak_prefill") > most).any()),
         **parts,
         "bytes_logical": float(np.sum([parts[f"logical_{kind}"] for kind in BYTE_KINDS])),
+        "reach": mean([number(record.get("reach")) for record in records]),
         "tokens_seen": mean(column("tokens_seen")),
         "tokens_kept": mean(column("tokens_kept")),
     }
@@ -131,6 +132,7 @@ def effective_bits(scored: Mapping[Any, Record], base: Mapping[Any, Record]) -> 
         moment = "kv_bytes_final" if record.get("chunk") else "kv_bytes_context"
         if bits is None or full is None or not full["tokens_kept"] or record[moment] is None:
             return math.nan
-        held += record[moment]
-        wanted += number(full[moment]) * record["tokens_kept"] / full["tokens_kept"] / bits
+        states = number(record["bytes"].get("allocated", {}).get("recurrent", 0))  # hold no K or V value; the same in every arm
+        held += record[moment] - states
+        wanted += (number(full[moment]) - states) * record["tokens_kept"] / full["tokens_kept"] / bits
     return held / wanted if wanted else math.nan

@@ -40,7 +40,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("bytes_peak", "bytes_peak_prefill", "bytes_logical"), _FLOAT),
     "peak_exceeds_full": _BOOL,
     **{f"{sort}_{kind}": _FLOAT for sort in ("allocated", "logical") for kind in BYTE_KINDS},
-    **dict.fromkeys(("tokens_seen", "tokens_kept", "effective_bits", "chunk"), _FLOAT),
+    **dict.fromkeys(("reach", "tokens_seen", "tokens_kept", "effective_bits", "chunk"), _FLOAT),
     **dict.fromkeys((*FIDELITY, "answer_flips", "score_first", "score_later"), _FLOAT),
     **dict.fromkeys(("stack_config", "warnings", "error"), _STRING),
 }

@@ -16,6 +16,7 @@ from harness.engine.requests import Request, Result
 from harness.engine.requests import Stream as StreamRequest
 from harness.engine.streams import Floats, Read
 from harness.evaluation.planned import Planned, Setup, plan
+from harness.evaluation.record_fields import Fields
 from harness.evaluation.record_maker import RecordMaker, breakdown
 from harness.models.load import LM
 from harness.records.store import Store
@@ -53,7 +54,7 @@ class StreamRunner:
         planned = plan(self.setup, self.task, prompts, arms, seed, self._shared)
         return [replace(one, refusal=self._refusal(one.arm)) for one in planned]
 
-    def _shared(self, example: Example) -> dict[str, object]:
+    def _shared(self, example: Example) -> Fields:
         return {
             "higher_is_better": False,
             "aggregate": "exp_weighted",
@@ -114,6 +115,7 @@ class StreamRunner:
             layer_budget=cache.layer_budget,
             kv_bytes_full=round(out.mean_full_bytes),
             kv_bytes_full_final=self.setup.shape.full_bytes(cache.seen, cache.itemsize),
+            reach=self.setup.shape.reach(cache.seen, cache.itemsize),
             bytes=breakdown(cache.bytes()),
             series_path=self._series(planned, nll, out),
             timings=result.timings,
@@ -133,7 +135,8 @@ class StreamRunner:
             "top1_agreement": float(out.curve("agree").mean()),
             "attention_error": float(np.mean(ratios)),
             "scored_tokens": float(len(nll)),
-        } | {f"attention_error_layer_{i}": r for i, r in enumerate(ratios)}
+        }
+        found |= {f"attention_error_layer_{i}": r for i, r in zip(self.setup.shape.attending, ratios, strict=True)}
         against_full = {n for n in found if n.startswith(("kl_", "top1_", "attention_"))}
         missing = {n: IMPOSSIBLE if n == "kl_to_full" else TOO_LARGE for n, x in found.items() if not math.isfinite(x)}
         missing |= {n: UNSOUND_FULL for n in against_full if not out.reference_sound}

