@@ -24,8 +24,8 @@ def check_evicted(role: str, codec: Codec, phase: str, sinks: int) -> None:
     if codec.block > 1:
         raise UserError(
             f"compress.phase={phase!r} with compress.{role}={codec.name} is not possible: it would evict single tokens of "
-            f"blocks of {codec.block} tokens that share a scale; legal are phase=prefill (evict, then encode), a scale per token "
-            f"({role}.axis=token where the codec has it, int8, hadamard_int4), or one that never changes (int8_static, "
+            f"blocks of {codec.block} tokens that share a scale; legal are phase=prefill (evict, then encode), a scale per "
+            f"token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one that never changes (int8_static, "
             "fp8_e4m3)"
         )
 
