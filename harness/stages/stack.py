@@ -214,7 +214,9 @@ def _codec(codec: Codec) -> str:
     """Name of a codec, with settings that the name does not contain and that are not the default."""
     info = codec.info()
     shown = {
-        key: info[key] for key in ("bits", "axis", "group", "residual", "sinks", "first", "scale") if info.get(key) is not None
+        key: info[key]
+        for key in ("bits", "axis", "group", "residual", "sinks", "first", "seed", "outliers", "pruned", "scale")
+        if info.get(key) is not None
     }
     if str(shown.get("bits", "")) in codec.name:
         shown.pop("bits", None)

@@ -64,7 +64,8 @@ class TurboQuant(Codec):
             value = getattr(self, key)
             require(isinstance(value, int) and value >= 0, f"codec.{key}", value, "an integer, 0 or more")
         if not self.name:
-            object.__setattr__(self, "name", "turboquant" + ("" if self.variant == "mse" else "_prod"))
+            turn, end = "" if self.rotation == "qr" else f"_{self.rotation}", "" if self.variant == "mse" else "_prod"
+            object.__setattr__(self, "name", f"turboquant{turn}{end}")
 
     def for_role(self, role: str) -> TurboQuant:
         """Resolve variant "auto" for "keys" or "values"."""
@@ -86,7 +87,7 @@ class TurboQuant(Codec):
             "axis": "token",
             "variant": self.variant,
             "rotation": self.rotation,
-            "seed": self.seed,
+            **({"seed": self.seed} if self.seed else {}),
             **({"residual": self.residual} if self.residual else {}),
             **({"sinks": self.sinks} if self.sinks else {}),
             **({"constants_bytes": self._constants_bytes(self.dim)} if self.dim else {}),
