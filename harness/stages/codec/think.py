@@ -98,7 +98,7 @@ class Think(Codec):
     def fit(self, x_HND: Tensor, heads: Heads) -> Think:
         """The inner codec's constants; where no queries were observed, as outside a run, channels are chosen by these keys."""
         channels = self._best(_squares(x_HND)) if self.channels_HP is None else self.channels_HP
-        inner = self.inner.fit(_only(x_HND, _places(channels, x_HND.shape[2])), heads)
+        inner = self.inner.fit(_only(x_HND, _places(channels, *self._shape(x_HND))), heads)
         return replace(self, channels_HP=channels, inner=inner)
 
     def _best(self, scores_HD: Tensor) -> Tensor:
@@ -107,17 +107,21 @@ class Think(Codec):
         bits = torch.zeros(scores_HD.shape, dtype=torch.uint8, device=best.device).scatter_(1, best, 1)
         return pack(bits[:, None], 1)[:, 0]
 
+    def _shape(self, x_HND: Tensor) -> tuple[int, int]:
+        """Channels of a head, and how many of them stay."""
+        return int(x_HND.shape[2]), self.kept(int(x_HND.shape[2]))
+
     def of_heads(self, heads: Tensor) -> Think:
         assert self.channels_HP is not None
         return replace(self, channels_HP=self.channels_HP.index_select(0, heads), inner=self.inner.of_heads(heads))
 
     def encode(self, x_HND: Tensor) -> Encoded:
         assert self.channels_HP is not None, "fit comes before encode"
-        e = self.inner.encode(_only(x_HND, _places(self.channels_HP, x_HND.shape[2])))
+        e = self.inner.encode(_only(x_HND, _places(self.channels_HP, *self._shape(x_HND))))
         return replace(e, shared={**e.shared, "channels": self.channels_HP})
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
-        places = _places(e.shared["channels"], out_HND.shape[2])
+        places = _places(e.shared["channels"], *self._shape(out_HND))
         left = torch.empty(*out_HND.shape[:2], places.shape[1], dtype=out_HND.dtype, device=out_HND.device)
         self.inner.decode(replace(e, shared={k: t for k, t in e.shared.items() if k != "channels"}), left)
         out_HND.zero_()
@@ -139,10 +143,10 @@ def _named(inner: Codec) -> str:
     return "think" if isinstance(inner, Exact) else f"think_{inner.name}"
 
 
-def _places(channels_HP: Tensor, d: int) -> Tensor:
-    """Channels that stay [H, D'], ascending."""
+def _places(channels_HP: Tensor, d: int, kept: int) -> Tensor:
+    """Channels that stay [H, D'], ascending; every head keeps as many, so that nothing need be read to know."""
     bits = unpack(channels_HP[:, None], 1, d)[:, 0]
-    return bits.nonzero()[:, 1].view(len(bits), -1)
+    return bits.sort(dim=1, descending=True, stable=True).indices[:, :kept]
 
 
 def _only(x_HND: Tensor, places_HC: Tensor) -> Tensor:

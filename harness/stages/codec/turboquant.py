@@ -124,24 +124,24 @@ class TurboQuant(Codec):
     def _codes(self, unit_HND: Tensor, d: int) -> dict[str, Tensor]:
         """Packed codes of vectors of length 1; for prod packed signs and |r| [H, N, 1] as "left".
 
-        Products are summed in fp64, so that no code depends on which other tokens came with it.
+        Products are in tiles of a fixed number of tokens, so that no code depends on which other tokens came with it.
         """
         device, found = unit_HND.device, dict[str, Tensor]()
-        y = unit_HND.double() @ rotation(self.rotation, d, self.seed, torch.float64, device)
+        y = _tiled(unit_HND, rotation(self.rotation, d, self.seed, torch.float32, device))
         if self._code_bits:
-            points = density_points(d, self._code_bits).to(device)
-            codes = nearest(y.float(), points.float())
+            points = points_on(d, self._code_bits, device)
+            codes = nearest(y, points)
             found["codes"] = pack(codes, self._code_bits)
             y = y - points[codes.long()] if self._prod else y
         if self._prod:
-            signs = y @ gaussian(d, self.seed, torch.float64, device).T >= 0
-            found |= {"signs": pack(signs.to(torch.uint8), 1), "left": y.norm(dim=-1, keepdim=True).float()}
+            signs = _tiled(y, gaussian(d, self.seed, torch.float32, device).T) >= 0
+            found |= {"signs": pack(signs.to(torch.uint8), 1), "left": y.norm(dim=-1, keepdim=True)}
         return found
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
         d, device = int(out_HND.shape[2]), out_HND.device
         back = rotation(self.rotation, d, self.seed, torch.float32, device).T
-        points = density_points(d, self._code_bits).float().to(device) * math.sqrt(d) if self._code_bits else None
+        points = points_on(d, self._code_bits, device) * math.sqrt(d) if self._code_bits else None
         for some in head_blocks(out_HND):
             y: Tensor | float = 0.0
             if points is not None:
@@ -165,6 +165,16 @@ class TurboQuant(Codec):
         return 4 * (d * d * (2 if self._prod else 1) + (1 << self._code_bits if self._code_bits else 0))
 
 
+TILE = 16  # tokens
+
+
+def _tiled(x_HND: Tensor, by_DD: Tensor) -> Tensor:
+    """X @ by, a product of its own for every TILE vectors: one large product would sum in an order that depends on its size."""
+    flat = x_HND.flatten(0, -2)
+    tiles = torch.nn.functional.pad(flat, (0, 0, 0, -len(flat) % TILE)).view(-1, TILE, flat.shape[-1])
+    return torch.bmm(tiles, by_DD.expand(len(tiles), -1, -1)).flatten(0, 1)[: len(flat)].view(x_HND.shape)
+
+
 def _named(variant: str, turn: str) -> str:
     return "turboquant" + ("" if turn == "qr" else f"_{turn}") + ("" if variant == "mse" else "_prod")
 
@@ -175,6 +185,12 @@ def density_points(d: int, bits: int) -> Tensor:
     t = ((torch.arange(GRID, dtype=torch.float64) + 0.5) * 2 / GRID - 1) * min(1.0, REACH / math.sqrt(d))
     points = best_points(t, (1 - t.square()).pow((d - 3) / 2), 1 << bits)
     return (points - points.flip(0)) / 2  # symmetric as the density is
+
+
+@lru_cache
+def points_on(d: int, bits: int, device: torch.device) -> Tensor:
+    """The same in fp32 on a device, sent once."""
+    return density_points(d, bits).float().to(device)
 
 
 @lru_cache
