@@ -77,6 +77,7 @@ def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: in
         _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize),
         _store_bytes(stack.values, layer.heads, n, layer.d_value, itemsize),
         {"positions": 4 * layer.heads * n if evicted else 0, "state": 4 * layer.heads * n if stack.keeps_state else 0},
+        {"state": 4 * layer.heads if stack.keeps_number and evicted else 0},
     )
 
 

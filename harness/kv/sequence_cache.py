@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
+from harness.kv.merging import merged
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
@@ -33,6 +34,7 @@ class SequenceCache:
     ropes: RoPE of each layer, None where there is none.
     reading: the context is not complete yet (phase chunked evicts only until then). evicted_at: `seen` at the last eviction.
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
+    merged: evicted tokens that were merged into others so far, summed over layers and KV heads.
     length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
     """
 
@@ -46,6 +48,7 @@ class SequenceCache:
     reading: bool = False
     evicted_at: int = 0
     even: bool | None = None
+    merged: int = 0
     length: int | None = None
 
     @classmethod
@@ -106,8 +109,7 @@ class SequenceCache:
             g, _ = run.places[group.heads.layers[0]]
             groups.append(group.append(of_heads(new[g], group.heads, run.groups[g]), recorded_sums(run, group.heads, member)))
         if not groups:
-            keep = self.stack.keep
-            sums = (run, member) if self._evicts and keep is not None and keep.scorer.keeps_state else None
+            sums = (run, member) if self._evicts and self.stack.accumulates else None
             for layers, kv in zip(run.groups, new, strict=True):
                 groups += first_groups(self.shape, self.stack, layers, kv, run.dtype, sums=sums)
         windows = (self._window(group) for group in groups)
@@ -136,7 +138,7 @@ class SequenceCache:
         """This cache at the end of its context: scorer state that only phase chunked needed is dropped."""
         if not self.reading or self.stack.evicts_steps:
             return replace(self, reading=False)
-        return replace(self, reading=False, head_groups=tuple(replace(group, sums_HN=None) for group in self.head_groups))
+        return replace(self, reading=False, head_groups=tuple(group.without_state() for group in self.head_groups))
 
     def compress(
         self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype, solved: Budget | None = None
@@ -150,13 +152,13 @@ class SequenceCache:
         out = replace(self, stack=stack, budget=budget, seed=seed, reading=False)
         if not stack.compresses:
             return out
-        if stack.keeps_state:
+        if stack.keeps_state or (stack.merges and stack.accumulates):
             out = replace(out, head_groups=tuple(group.with_sums(stats) for group in self.head_groups))
         if budget is not None:
             out = out.evicted(out._choose(dict(enumerate(stats)), rotated=True))
         groups = (
             stored(group, self.shape, stack, self.seen, out._unrotates(group.heads.layers[0]), dtype)
-            for group in out.head_groups
+            for group in (out.head_groups if stack.evicts_steps else [one.without_state() for one in out.head_groups])
         )
         return replace(out, head_groups=tuple(groups))
 
@@ -175,12 +177,17 @@ class SequenceCache:
         if choices is None:
             return self
         groups: list[HeadGroup] = []
+        given = self.merged
         for group in self.head_groups:
             left = list(group.heads.layers)
             for choice in choices:
                 mine = tuple(layer for layer in choice.layers if layer in group.heads.layers)
                 if mine:
-                    groups.append(group.take(choice.index_HM, self.seen, mine, choice.head))
+                    kept = group.take(choice.index_HM, self.seen, mine, choice.head)
+                    if self.stack.merges and self.stack.merge is not None:
+                        kept, more = merged(group, kept, choice.index_HM, self.stack.merge, self.seed, self.seen)
+                        given += more
+                    groups.append(kept)
                     left = [layer for layer in left if layer not in mine]
             if left:
                 groups.append(group.rest(tuple(left)))
@@ -189,7 +196,8 @@ class SequenceCache:
         everywhere = {layer for choice in choices for layer in choice.layers} == set(self.shape.full_layers)
         even = everywhere and len({choice.share for choice in choices}) == 1
         # Head groups may be slices of one tensor: now each needs its own, so that evicted tokens free memory.
-        return replace(self, head_groups=tuple(group.owned() for group in groups), evicted_at=self.seen, even=even)
+        owned = tuple(group.owned() for group in groups)
+        return replace(self, head_groups=owned, evicted_at=self.seen, even=even, merged=given)
 
     @property
     def itemsize(self) -> int:

@@ -1,6 +1,6 @@
 """A compression stack: which tokens stay, how keys and values are stored, and when this happens.
 
-Stages compose: keep x key codec x value codec x phase. A combination that cannot work is refused here, with the reason and the
+Stages compose: keep x merge x key codec x value codec x phase. A combination that cannot work is refused here, with the reason and the
 legal choices.
 """
 
@@ -17,6 +17,8 @@ from harness.stages.codec.exact import Exact
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
+from harness.stages.merge import legal
+from harness.stages.merge.base import Merge, acts, needs_of
 from harness.stages.protocols import Needs
 
 PHASES = ("prefill", "chunked", "always", "every_n")
@@ -27,7 +29,7 @@ EXACT: Codec = Exact()  # type: ignore[abstract]  # `check` has a body: nothing 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What is done to the cache. keep None: all tokens stay.
+    """What is done to the cache. keep None: all tokens stay. merge None: tokens that go are dropped.
 
     phase: when tokens are evicted. "prefill": once, after the context; "always": also after every forward, back to the same
         budget; "every_n": likewise, once `every` tokens were added; "chunked": while the context is read, after every `chunk`
@@ -47,6 +49,7 @@ class Stack:
     read: str = "every_step"
     chunk: int = 256
     every: int = 1
+    merge: Merge | None = None
 
     def __post_init__(self) -> None:
         require(self.phase in PHASES, "compress.phase", self.phase, f"allowed are {', '.join(PHASES)}")
@@ -59,6 +62,8 @@ class Stack:
         require(self.read in READS, "compress.read", self.read, f"allowed are {', '.join(READS)}")
         if self.keep is not None:
             self._check_pair(self.keep)
+        codecs = {"keys": self.keys, "values": self.values}
+        legal.check(self.merge, keeps=self.keep is not None, phase=self.phase, positions=self.positions, codecs=codecs)
 
     def _check_pair(self, keep: Keep) -> None:
         scorer = type(keep.scorer).__name__
@@ -101,7 +106,7 @@ class Stack:
     @property
     def needs(self) -> Needs:
         """Statistics to record while the context is read."""
-        return self.keep.needs if self.keep else Needs()
+        return (self.keep.needs if self.keep else Needs()) | needs_of(self.merge)
 
     @property
     def evicts_steps(self) -> bool:
@@ -115,8 +120,23 @@ class Stack:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the scorer's column sums are stored with the cache after the context."""
-        return self.evicts_steps and self.keep is not None and self.keep.scorer.keeps_state
+        """Whether column sums are stored with the cache after the context, for the scorer or the merge."""
+        return self.evicts_steps and self.accumulates
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether column sums are carried on from one eviction to the next."""
+        return (self.keep is not None and self.keep.scorer.keeps_state) or needs_of(self.merge).column_sums
+
+    @property
+    def keeps_number(self) -> bool:
+        """Whether the merge keeps a number a layer and KV head, once tokens were evicted."""
+        return self.evicts_steps and self.merges and self.merge is not None and self.merge.keeps_number
+
+    @property
+    def merges(self) -> bool:
+        """Whether tokens that go may change tokens that stay."""
+        return acts(self.merge)
 
     @property
     def encodes(self) -> bool:
@@ -158,6 +178,7 @@ class Stack:
     def describe(self) -> str:
         """A label made of the parts, for stacks that no YAML names: `keydiff, no recent, int4 keys, always`."""
         words = [] if self.keep is None else _rule(self.keep)
+        words += [] if self.merge is None else [f"merged by {_named(self.merge)}"]
         codecs = {role: _codec(codec) for role, codec in (("keys", self.keys), ("values", self.values))}
         if self.encodes and codecs["keys"] == codecs["values"]:
             words.append(codecs["keys"])
