@@ -17,11 +17,13 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.calibrate.sensitivity import sensitivity
 from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
 from harness.errors import UserError
 from harness.files.package_data import cache_root, once, sha256_of
 from harness.models.load import LM
+from harness.stages.codec.by_layer import ByLayer
 from harness.stages.limits import Calibration, Limits
 from harness.stages.stack import Stack
 
@@ -39,7 +41,11 @@ def calibrated(stack: Stack, engine: Engine, lm: LM) -> Stack:
     for role in ROLES:
         codec = getattr(stack, role)
         if codec.calibration is not None:
-            stack = replace(stack, **{role: codec.calibrated(limits(engine, lm, codec.calibration)[role])})
+            if isinstance(codec, ByLayer):
+                found = sensitivity(engine, lm, codec, codec.calibration, role)
+            else:
+                found = limits(engine, lm, codec.calibration)[role]
+            stack = replace(stack, **{role: codec.calibrated(found)})
     return stack
 
 

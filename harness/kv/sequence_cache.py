@@ -157,8 +157,9 @@ class SequenceCache:
         if budget is not None:
             out = out.evicted(out._choose(dict(enumerate(stats)), rotated=True))
         groups = (
-            stored(group, self.shape, stack, self.seen, out._unrotates(group.heads.layers[0]), dtype)
+            part
             for group in (out.head_groups if stack.evicts_steps else [one.without_state() for one in out.head_groups])
+            for part in stored(group, self.shape, stack, self.seen, out._unrotates(group.heads.layers[0]), dtype)
         )
         return replace(out, head_groups=tuple(groups))
 
@@ -246,4 +247,4 @@ class SequenceCache:
 
     def codec_info(self) -> dict[str, Any]:
         """The record's `codec_info`: how keys and values are stored."""
-        return codec_info(self.stack, self.head_groups)
+        return codec_info(self.stack, self.head_groups, self.shape.full_layers)

@@ -1,18 +1,20 @@
 """A compression stack: which tokens stay, how keys and values are stored, and when this happens.
 
-Stages compose: keep x merge x key codec x value codec x phase. A combination that cannot work is refused here, with the reason and the
-legal choices.
+Stages compose: keep x merge x key codec x value codec x phase. A combination that cannot work is refused here, with the
+reason and the legal choices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from harness.errors import UserError, require
 from harness.fields import read_as
 from harness.stages.codec.base import Codec
+from harness.stages.codec.by_layer import codecs_of, of_layer
 from harness.stages.codec.exact import Exact
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
@@ -62,8 +64,7 @@ class Stack:
         require(self.read in READS, "compress.read", self.read, f"allowed are {', '.join(READS)}")
         if self.keep is not None:
             self._check_pair(self.keep)
-        codecs = {"keys": self.keys, "values": self.values}
-        legal.check(self.merge, keeps=self.keep is not None, phase=self.phase, positions=self.positions, codecs=codecs)
+        legal.check(self.merge, self.keep is not None, self.phase, self.positions, keys=self.keys, values=self.values)
 
     def _check_pair(self, keep: Keep) -> None:
         scorer = type(keep.scorer).__name__
@@ -89,7 +90,8 @@ class Stack:
                 f"compress.phase={self.phase!r} with keep.heads={type(keep.heads).__name__} is not possible: budgets that "
                 "differ by head are set only once; legal are phase=prefill or uniform heads"
             )
-        for role, codec in (("keys", self.keys), ("values", self.values)):
+        both = (("keys", self.keys), ("values", self.values))
+        for role, codec in ((role, one) for role, found in both for one in codecs_of(found)):
             if codec.sinks > keep.sinks:
                 raise UserError(
                     f"compress.phase={self.phase!r} with compress.{role}.sinks={codec.sinks} is not possible: keep.sinks="
@@ -129,11 +131,6 @@ class Stack:
         return (self.keep is not None and self.keep.scorer.keeps_state) or needs_of(self.merge).column_sums
 
     @property
-    def keeps_number(self) -> bool:
-        """Whether the merge keeps a number a layer and KV head, once tokens were evicted."""
-        return self.evicts_steps and self.merges and self.merge is not None and self.merge.keeps_number
-
-    @property
     def merges(self) -> bool:
         """Whether tokens that go may change tokens that stay."""
         return acts(self.merge)
@@ -151,6 +148,17 @@ class Stack:
         """
         return self.keep is not None or self.encodes or self.positions != "original" or self.read != "every_step"
 
+    def at(self, layer: int, layers: Sequence[int]) -> Stack:
+        """The stack of one of the layers that it compresses, with that layer's own codecs; itself where all have the same."""
+        keys, values = (of_layer(codec, layer, layers) for codec in (self.keys, self.values))
+        if keys is self.keys and values is self.values:
+            return self
+        return self._at.setdefault((id(keys), id(values)), replace(self, keys=keys, values=values))
+
+    @cached_property
+    def _at(self) -> dict[tuple[int, int], Stack]:
+        return {}
+
     def budget(self, context: int, nbytes: Callable[[int], int]) -> int | None:
         """Budget in tokens per layer and head for a context of `context` tokens; None without a keep.
 
@@ -166,7 +174,7 @@ class Stack:
         except UserError as error:
             asked = self.keep.budget
             raise UserError(f"a budget of {asked.value:g} {asked.unit} is {tokens} tokens here: {error}") from None
-        exact = max(_tail(codec, tokens + 1) for codec in (self.keys, self.values))
+        exact = max(_tail(one, tokens + 1) for codec in (self.keys, self.values) for one in codecs_of(codec))
         if self.phase != "prefill" and exact > recent:
             raise UserError(
                 f"compress.phase={self.phase!r} evicts from the {exact} exact newest tokens of the codec while only {recent} "

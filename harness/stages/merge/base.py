@@ -47,7 +47,8 @@ class Parting:
 class Merged:
     """The kept tokens after merging, fp32 [H, M, D]; None where a side stays as it was.
 
-    took_HM: tokens that received something; all others keep their bits. given_H: how many of the tokens that went were merged, int64.
+    took_HM: tokens that received something; all others keep their bits.
+    given_H: how many of the tokens that went were merged, int64.
     state_H: fp32, kept with the cache until the next eviction, and counted as bytes; None for none.
     """
 
@@ -90,6 +91,11 @@ def acts(merge: Merge | None) -> bool:
 def needs_of(merge: Merge | None) -> Needs:
     """Statistics to record for it."""
     return Needs(column_sums=merge is not None and acts(merge) and merge.keeps_sums)
+
+
+def keeps_number(merge: Merge | None) -> bool:
+    """Whether it keeps a number a layer and KV head, once tokens were evicted."""
+    return merge is not None and acts(merge) and merge.keeps_number
 
 
 def check_cosine(threshold: float | str, least: float = -1.0) -> None:

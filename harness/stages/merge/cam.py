@@ -17,9 +17,9 @@ class CaM(Merge):
     """CaM (Cache Merging, ICML 2024; kvpress: CAMPress). Keys stay as they are.
 
     A token i that goes is merged with probability clamp(A_i / mean of A over its receivers, 0, 1), A the attention received so
-    far (mean over the query heads of a KV head); its receivers are the `tokens` kept tokens that follow it (fewer at the end of
-    the cache), and each gets v_i divided by their number. One draw a token and KV head, from the example's seed. A token that no
-    kept one follows is dropped.
+    far (mean over the query heads of a KV head); its receivers are the `tokens` kept tokens that follow it, fewer at the end of
+    the cache, and each gets v_i divided by their number. One draw a token and KV head, from the example's seed. A token that
+    no kept one follows is dropped.
 
     threshold: smallest probability of a merge; 0 as published.
     The attention sums are stored with the cache while it goes on evicting: 4 bytes a token and KV head, shared with a scorer

@@ -19,8 +19,8 @@ class D2O(Merge):
 
     u_e is the largest cosine of the key of a token that goes with a kept key, c the token it is with. Tokens with u_e >= tau
     are merged: x_c' = (e x_c + sum exp(u_e) x_e) / (e + sum exp(u_e)), e = exp(1), for keys and values; the others are dropped.
-    threshold "moving": tau is the mean of u at the first eviction of a layer and KV head, then beta * mean(u) + (1 - beta) * tau,
-    brought up to date before it is used (for a single token the paper's rule). A number: that cosine, at every eviction.
+    threshold "moving": tau is the mean of u at the first eviction of a layer and KV head, then beta * mean(u) + (1 - beta) *
+    tau, brought up to date before it is used (for a single token the paper's rule). A number: that cosine, at every eviction.
 
     A variant: one tau per KV head, as heads keep different tokens here. The paper's budgets by layer are not part of it
     (`keep.layers`). Under phases that go on evicting, tau counts as state: 4 bytes a layer and KV head. Keys are merged after
@@ -55,7 +55,9 @@ class D2O(Merge):
 
         took_HM = summed(joins_HE[..., None].float(), at_HE, m)[..., 0] > 0
         v = weighted(parting.staying(parting.v_HND), parting.going(parting.v_HND))
-        return Merged(took_HM, joins_HE.sum(1), k_HMD=weighted(stay_k, go_k), v_HMD=v, state_H=tau_H if self.keeps_number else None)
+        return Merged(
+            took_HM, joins_HE.sum(1), k_HMD=weighted(stay_k, go_k), v_HMD=v, state_H=tau_H if self.keeps_number else None
+        )
 
     def _tau(self, cosine_HE: Tensor, before_H: Tensor | None) -> Tensor:
         if not isinstance(self.threshold, str):

@@ -8,12 +8,12 @@ from harness.stages.codec.exact import Exact
 from harness.stages.merge.base import Merge, acts
 
 
-def check(merge: Merge | None, *, keeps: bool, phase: str, positions: str, codecs: dict[str, Codec]) -> None:
-    """Refuse (UserError) a stack in which this merge cannot work. codecs: of "keys" and "values". keeps: it evicts tokens."""
+def check(merge: Merge | None, evicts: bool, phase: str, positions: str, **codecs: Codec) -> None:
+    """Refuse (UserError) a stack in which this merge cannot work. codecs: of keys and values."""
     if merge is None:
         return
     name = type(merge).__name__
-    if not keeps:
+    if not evicts:
         raise UserError(f"compress.merge={name} needs a compress.keep: where nothing is evicted, nothing can be merged")
     if not acts(merge):
         return

@@ -39,6 +39,4 @@ class LookM(Merge):
             return (stay + (summed(go * joins_HE1, at_HE, m) + n_HM1 * stay) / 2) / (n_HM1 + 1)
 
         go_v, stay_v = parting.going(parting.v_HND), parting.staying(parting.v_HND)
-        return Merged(
-            n_HM1[..., 0] > 0, joins_HE1.sum((1, 2)).long(), k_HMD=pivoted(stay_k, go_k), v_HMD=pivoted(stay_v, go_v)
-        )
+        return Merged(n_HM1[..., 0] > 0, joins_HE1.sum((1, 2)).long(), k_HMD=pivoted(stay_k, go_k), v_HMD=pivoted(stay_v, go_v))
