@@ -219,6 +219,7 @@ class Record:
     tokens_seen: int = 0
     tokens_kept: float = 0.0  # mean over layers and KV heads, after the context was compressed
     entries_touched: int = 0  # rows evicted or stored inexactly, over layers and KV heads: after the context, or at the end
+    tokens_merged: int | None = None  # evicted tokens merged into kept ones, over layers and KV heads; None without a merge
     compressed_share: float | None = None  # of a text's scored tokens, those predicted from a store that had lost something
     codec_info: dict[str, Any] = field(default_factory=dict)
     layer_budget: str | None = None  # how rows were divided over layers; "(asked: NAME)" follows where that was something else

@@ -10,9 +10,24 @@ from torch import Tensor
 from harness.kv.head_group import HeadGroup
 from harness.kv.token_store import TokenStore
 from harness.stages.hashing import BITS, mix
+from harness.stages.keep import Choice
 from harness.stages.merge.base import Merge, Merged, Parting
+from harness.stages.stack import Stack
 
 SALT = 0x3E26E  # keeps chances apart from the scores of a random scorer
+
+
+def taken(
+    group: HeadGroup, choice: Choice, layers: tuple[int, ...], stack: Stack, seed_seen: tuple[int, int]
+) -> tuple[HeadGroup, int]:
+    """(the chosen tokens of some layers of a group, merged as the stack says; how many of the others were merged into them).
+
+    seed_seen: of the example, and tokens seen so far.
+    """
+    kept = group.take(choice.index_HM, seed_seen[1], layers, choice.head)
+    if stack.merge is None or not stack.merges:
+        return kept, 0
+    return merged(group, kept, choice.index_HM, stack.merge, *seed_seen)
 
 
 def merged(before: HeadGroup, kept: HeadGroup, stay_HM: Tensor, merge: Merge, seed: int, seen: int) -> tuple[HeadGroup, int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
-from harness.kv.merging import merged
+from harness.kv.merging import taken
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
@@ -184,11 +184,9 @@ class SequenceCache:
             for choice in choices:
                 mine = tuple(layer for layer in choice.layers if layer in group.heads.layers)
                 if mine:
-                    kept = group.take(choice.index_HM, self.seen, mine, choice.head)
-                    if self.stack.merges and self.stack.merge is not None:
-                        kept, more = merged(group, kept, choice.index_HM, self.stack.merge, self.seed, self.seen)
-                        given += more
+                    kept, more = taken(group, choice, mine, self.stack, (self.seed, self.seen))
                     groups.append(kept)
+                    given += more
                     left = [layer for layer in left if layer not in mine]
             if left:
                 groups.append(group.rest(tuple(left)))
@@ -236,8 +234,13 @@ class SequenceCache:
         return touched(self._compressed, self.seen)
 
     @property
+    def tokens_merged(self) -> int | None:
+        """The record's `tokens_merged`; None for a stack that drops what goes."""
+        return None if self.stack.merge is None else self.merged
+
+    @property
     def storage(self) -> str:
-        """The record's `storage`: "simulated" if a codec changed numbers and saved no bytes, else "packed"."""
+        """The record's `storage`, as `memory.storage` says it."""
         return storage(self._compressed)
 
     @property

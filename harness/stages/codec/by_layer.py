@@ -30,8 +30,9 @@ class ByLayer(Codec):
         codecs are used, the ones that it lies between. Bits are those of the codes; metadata and exact tokens are in the bytes.
 
     "sensitive" is KVTuner's order (arXiv 2502.04420) in a small form: layers are ranked by the relative error of their
-    attention output when only their keys (or only their values) are stored by the cheaper codec, on calibration text. A variant: KVTuner
-    searches pairs of key and value bits for groups of layers; here keys and values are ranked apart, and a mean is met.
+    attention output when only their keys (or only their values) are stored by the cheaper codec, on calibration text.
+    A variant: KVTuner searches pairs of key and value bits for groups of layers; here keys and values are ranked apart, and a
+    mean is met.
 
     Storages are those of the chosen codecs: layers with other codecs are other tensors. A store always holds one of `codecs`;
     asked by itself this codec answers as the one with the most bits.
