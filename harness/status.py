@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.errors import UserError
+from harness.files.pipes import end_with_reader
 from harness.files.plain_files import printable
 from harness.records.progress import RunState, run_folders, state
 
@@ -64,4 +65,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_with_reader()
     sys.exit(main())

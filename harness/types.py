@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 3
 SCHEMAS_READ = (1, 2, 3)  # fields that an older one lacks have a default in Record
-
-BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "padding", "scratch")
+BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "recurrent", "padding", "scratch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +114,6 @@ class Corpus(Protocol):
     @property
     def digest(self) -> str:
         """SHA-256 of the text."""
-        ...
 
     def documents(self) -> Sequence[str]:
         """The text as a list of documents, each plain prose."""
@@ -175,10 +173,8 @@ class Bytes:
         return sum(self.allocated.values())
 
     def __add__(self, other: Bytes) -> Bytes:
-        def add(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
-            return {kind: a.get(kind, 0) + b.get(kind, 0) for kind in BYTE_KINDS}
-
-        return Bytes(add(self.logical, other.logical), add(self.allocated, other.allocated))
+        pairs = ((self.logical, other.logical), (self.allocated, other.allocated))
+        return Bytes(*({kind: a.get(kind, 0) + b.get(kind, 0) for kind in BYTE_KINDS} for a, b in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +207,7 @@ class Record:
     metric: str
     seed: int
     batch_invariant: bool = False  # logits are the same bits whatever shares a batch
+    adaptive: bool = False  # how many examples there are was decided while looking at results
     higher_is_better: bool = True
     aggregate: str = "mean"
     weight: float = 1.0
@@ -235,6 +232,7 @@ class Record:
     kv_bytes_peak_prefill: int | None = None
     kv_bytes_full: int | None = None  # full cache, same sample, at the moment of kv_bytes_context
     kv_bytes_full_final: int | None = None  # full cache, same sample, same tokens, at the end of the answer
+    reach: float | None = None  # share of the full cache's bytes in layers that stacks act on (streams: at the end)
     bytes: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     series_path: str | None = None

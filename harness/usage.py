@@ -29,6 +29,7 @@ CHOICES = {
     "task": "what it is asked, and how that is scored",
     "corpus": "the text that tasks are made of",
     "compress": "a stack: what is done to the cache",
+    "dimensions": "a well-known model, for python -m harness.plan model=NAME alone",
     "experiment": "a list of stacks, with the settings it is made for",
 }
 PARTS = {
@@ -45,6 +46,7 @@ MORE = (
     ("results/README.md", "the fields of a record"),
     ("python -m harness.status DIR", "how far runs are"),
     ("python -m harness.verify RUN", "makes records again and compares them"),
+    ("python -m harness.families", "which model families are measured rightly, and why others are not"),
     ("python -m harness --cfg job", "every key with its value; it runs nothing"),
     ("python -m harness --hydra-help", "the flags of Hydra, which reads the command line"),
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harness.calibrate.calibration_text import CalibrationText, of_role
 from harness.engine.engine import Engine
+from harness.errors import UserError
 from harness.kv.token_store import TokenStore
 from harness.models.load import LM
 from harness.stages.codec.base import Codec
@@ -28,6 +29,11 @@ def sensitivity(engine: Engine, lm: LM, codec: ByLayer, wanted: Calibration, rol
 
     role: "keys" or "values", whichever is stored by the codec; the other side stays exact.
     """
+    if any(engine.shape.layers[layer].expanded for layer in engine.shape.full_layers):
+        raise UserError(
+            "codec.layers='sensitive' is not possible with this model: it stores latents, whose layers are not ranked; legal "
+            "are first, last or a list"
+        )
     name, text = codec.between[0], CalibrationText.of(lm, wanted)
     cheap = codec.codecs[name]
     how = {"format": FORMAT, "sensitivity": json.dumps(cheap.info(), sort_keys=True), "role": role, "queries": QUERIES}
@@ -63,4 +69,5 @@ def attention_output(q_QWD: Tensor, k_HND: Tensor, v_HND: Tensor, scaling: float
     (q, w, _), (h, n, _) = q_QWD.shape, k_HND.shape
     scores_HGWN = (q_QWD.float() * scaling).unflatten(0, (h, q // h)) @ k_HND.mT[:, None]  # type: ignore[no-untyped-call]
     hidden_WN = torch.ones(w, n, dtype=torch.bool, device=k_HND.device).triu(n - w + 1)
-    return (scores_HGWN.masked_fill(hidden_WN, float("-inf")).softmax(-1) @ v_HND[:, None]).flatten(0, 1)
+    out_HGWD: Tensor = scores_HGWN.masked_fill(hidden_WN, float("-inf")).softmax(-1) @ v_HND[:, None]
+    return out_HGWD.flatten(0, 1)

@@ -10,12 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.kv.head_group import HeadGroup
 from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
 from harness.stages.codec.by_layer import ByLayer, codecs_of
-from harness.stages.merge.base import keeps_number
+from harness.stages.heads.uniform_heads import Uniform
+from harness.stages.merge.parting import keeps_number
 from harness.stages.stack import Stack
 from harness.types import Bytes
 
@@ -97,7 +99,8 @@ def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -
     stacks = [stack.at(i, layers) if layer.window is None else stack for i, layer in enumerate(shape.layers)]
     alike = Counter(zip(shape.layers, map(id, stacks), strict=True)).items()
     known = {id(one): one for one in stacks}
-    return sum(times * sum(layer_bytes(known[of], layer, n, itemsize, seen).values()) for (layer, of), times in alike)
+    stored = sum(times * sum(layer_bytes(known[of], layer, n, itemsize, seen).values()) for (layer, of), times in alike)
+    return stored + shape.constant
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,21 @@ class Budget:
 
 
 def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -> int | None:
-    """Tokens per layer and head for a context of `context` tokens (None: all); UserError if the budget is too small."""
+    """Tokens per layer and head for a context of `context` tokens (None: all).
+
+    UserError if the budget is too small, or if the model stores latents and the stack needs keys and values of their own.
+    """
+    latents = any(one.expanded for one in shape.layers)
+    if stack.merges and latents:
+        raise UserError(
+            f"compress.merge={type(stack.merge).__name__} is not possible with this model: keys and values are read from one "
+            "latent, so that merged values would be other keys; legal is merge=null"
+        )
+    if stack.keep is not None and not isinstance(stack.keep.heads, Uniform) and latents:
+        raise UserError(
+            f"keep.heads={type(stack.keep.heads).__name__} is not possible with this model: all heads of a layer read one "
+            "latent, so that no head can keep tokens of its own; legal is keep.heads=uniform"
+        )
     return stack.budget(context, lambda n: predict(stack, shape, n, itemsize, context))
 
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.kv.evicting.merging import after_eviction
+from harness.kv.families.latent import HOLDS, Latent, expanded
+from harness.kv.families.states import States
 from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
-from harness.kv.merging import taken
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
-from harness.stages.keep import Choice
+from harness.stages.keep import Choice, check_finite
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
 from harness.types import Bytes
@@ -36,6 +39,8 @@ class SequenceCache:
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
     merged: evicted tokens that were merged into others so far, summed over layers and KV heads.
     length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
+    states: recurrent and convolution states of a hybrid's layers; None before the first token.
+    latents: how each layer's latents become keys and values, None where keys and values are stored; () if they are everywhere.
     """
 
     shape: ModelShape
@@ -50,18 +55,13 @@ class SequenceCache:
     even: bool | None = None
     merged: int = 0
     length: int | None = None
+    states: States | None = None
+    latents: tuple[Latent | None, ...] = ()
 
     @classmethod
-    def empty(
-        cls,
-        shape: ModelShape,
-        stack: Stack | None = None,
-        budget: int | None = None,
-        seed: int = 0,
-        ropes: tuple[LayerRope | None, ...] = (),
-    ) -> SequenceCache:
+    def empty(cls, shape: ModelShape, stack: Stack | None = None, budget: int | None = None, seed: int = 0) -> SequenceCache:
         """An empty cache; with a stack, whose budget is already solved, it compresses from the first token on."""
-        return cls(shape, stack or Stack(), (), 0, budget, seed, ropes, reading=True)
+        return cls(shape, stack or Stack(), (), 0, budget, seed, reading=True)
 
     @cached_property
     def slots(self) -> dict[int, tuple[Slot, ...]]:
@@ -114,7 +114,8 @@ class SequenceCache:
                 groups += first_groups(self.shape, self.stack, layers, kv, run.dtype, sums=sums)
         windows = (self._window(group) for group in groups)
         groups = [group if w is None else group.newest(w - 1) for group, w in zip(groups, windows, strict=True)]
-        return replace(self, head_groups=tuple(groups), seen=self.seen + run.lengths[member])
+        seen = self.seen + run.lengths[member]
+        return replace(self, head_groups=tuple(groups), seen=seen, states=run.states[member] if run.states else None)
 
     def _unrotates(self, layer: int) -> LayerRope | None:
         """The RoPE to undo before a layer's keys are stored; None if they are stored as they are."""
@@ -124,12 +125,8 @@ class SequenceCache:
         assert rope is not None
         return rope
 
-    def settled(self, run: Forward, member: int) -> SequenceCache:
-        """This cache back at its budget, if its phase evicts after this forward."""
-        return self.evicted(self.choices(run, member))
-
     def choices(self, run: Forward, member: int) -> list[Choice] | None:
-        """The tokens that stay after this forward; None if the phase does not evict now."""
+        """The tokens that stay after this forward; None if the phase does not evict now. `check_finite` is the caller's."""
         if not self._evicts or self.seen - self.evicted_at < self.stack.every:
             return None
         return self._choose({i: run.stats[i][member] for i in self.shape.full_layers}, rotated=not self.unrotated)
@@ -155,7 +152,9 @@ class SequenceCache:
         if stack.keeps_state or (stack.merges and stack.accumulates):
             out = replace(out, head_groups=tuple(group.with_sums(stats) for group in self.head_groups))
         if budget is not None:
-            out = out.evicted(out._choose(dict(enumerate(stats)), rotated=True))
+            choices = out._choose(dict(enumerate(stats)), rotated=True)
+            check_finite(choices)
+            out = out.evicted(choices)
         groups = (
             part
             for group in (out.head_groups if stack.evicts_steps else [one.without_state() for one in out.head_groups])
@@ -171,32 +170,20 @@ class SequenceCache:
         views = [
             head_group_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed
         ]
-        return keep.choose(views, budget)
+        return keep.choose([expanded(view, self.latents) for view in views], budget)
 
     def evicted(self, choices: Sequence[Choice] | None) -> SequenceCache:
         """This cache with the chosen tokens only, in layers that have a Choice; itself if choices is None."""
         if choices is None:
             return self
-        groups: list[HeadGroup] = []
-        given = self.merged
-        for group in self.head_groups:
-            left = list(group.heads.layers)
-            for choice in choices:
-                mine = tuple(layer for layer in choice.layers if layer in group.heads.layers)
-                if mine:
-                    kept, more = taken(group, choice, mine, self.stack, (self.seed, self.seen))
-                    groups.append(kept)
-                    given += more
-                    left = [layer for layer in left if layer not in mine]
-            if left:
-                groups.append(group.rest(tuple(left)))
         if not choices:
             return replace(self, evicted_at=self.seen)
         everywhere = {layer for choice in choices for layer in choice.layers} == set(self.shape.full_layers)
         even = everywhere and len({choice.share for choice in choices}) == 1
         # Head groups may be slices of one tensor: now each needs its own, so that evicted tokens free memory.
+        groups, more = after_eviction(self.head_groups, choices, self.stack.merge, self.seed, self.seen)
         owned = tuple(group.owned() for group in groups)
-        return replace(self, head_groups=owned, evicted_at=self.seen, even=even, merged=given)
+        return replace(self, head_groups=owned, evicted_at=self.seen, even=even, merged=self.merged + more)
 
     @property
     def itemsize(self) -> int:
@@ -222,7 +209,8 @@ class SequenceCache:
 
     def bytes(self) -> Bytes:
         """Bytes of all its tensors, including those shared with other caches."""
-        return measure(kind_tensor for group in self.head_groups for kind_tensor in group.tensors())
+        states = (("recurrent", x) for x in (self.states.held if self.states else ()))
+        return measure(chain(states, *(group.tensors() for group in self.head_groups)))
 
     @property
     def _compressed(self) -> list[HeadGroup]:
@@ -250,4 +238,8 @@ class SequenceCache:
 
     def codec_info(self) -> dict[str, Any]:
         """The record's `codec_info`: how keys and values are stored."""
-        return codec_info(self.stack, self.head_groups, self.shape.full_layers)
+        found = codec_info(self.stack, self.head_groups, self.shape.full_layers)
+        if any(self.latents):
+            for role, held in HOLDS.items():
+                found[role]["holds"] = held
+        return found

@@ -20,7 +20,7 @@ from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
 from harness.stages.merge import legal
-from harness.stages.merge.base import Merge, acts, needs_of
+from harness.stages.merge.parting import Merge, acts, needs_of
 from harness.stages.protocols import Needs
 
 PHASES = ("prefill", "chunked", "always", "every_n")

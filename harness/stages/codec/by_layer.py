@@ -123,7 +123,10 @@ class ByLayer(Codec):
         about = {"calibration": dict(self.limits.about)} if self.limits else {}
         rule = {"layers": self.layers if isinstance(self.layers, str) else list(self.layers)}
         mean = {} if self.mean_bits is None else {"bits": self.mean_bits}
-        return {"codec": self.name, **mean, **rule, "codecs": {n: c.info() for n, c in self.codecs.items()}, **about}
+        infos = {name: codec.info() for name, codec in self.codecs.items()}
+        alike: dict[str, object] = {key: one[key] for key in ("scale", "clipped") for one in infos.values() if key in one}
+        alike = {key: value for key, value in alike.items() if all(one.get(key) == value for one in infos.values())}
+        return {"codec": self.name, **mean, **rule, **alike, "codecs": infos, **about}
 
     def check(self, head_dim: int) -> None:
         """Each codec's own check."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import require
-from harness.stages.merge.base import NEVER, Merge, Merged, Parting
+from harness.stages.merge.parting import NEVER, Merge, Merged, Parting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from harness.errors import require
-from harness.stages.merge.base import NEVER, Merge, Merged, Parting, check_cosine
 from harness.stages.merge.matching import most_similar, summed
+from harness.stages.merge.parting import NEVER, Merge, Merged, Parting, check_cosine
 
 
 @dataclass(frozen=True, kw_only=True)

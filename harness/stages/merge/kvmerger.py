@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from harness.stages.merge.base import Merge, Merged, Parting, check_cosine
 from harness.stages.merge.matching import summed
+from harness.stages.merge.parting import Merge, Merged, Parting, check_cosine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.errors import UserError
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
-from harness.stages.merge.base import Merge, acts
+from harness.stages.merge.parting import Merge, acts
 
 
 def check(merge: Merge | None, evicts: bool, phase: str, positions: str, **codecs: Codec) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.stages.merge.base import Merge, Merged, Parting, check_cosine
 from harness.stages.merge.matching import most_similar, summed
+from harness.stages.merge.parting import Merge, Merged, Parting, check_cosine
 
 
 @dataclass(frozen=True, kw_only=True)

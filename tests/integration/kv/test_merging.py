@@ -10,8 +10,8 @@ import torch
 
 from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
+from harness.kv.evicting.merging import SALT
 from harness.kv.memory import predict
-from harness.kv.merging import SALT
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.hashing import BITS, mix
 from harness.stages.stack import Stack

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from harness.configure.typed import build
 from harness.errors import UserError
-from harness.stages.merge.base import Merged, Parting
 from harness.stages.merge.cam import CaM
 from harness.stages.merge.d2o import D2O
 from harness.stages.merge.kvmerger import KVMerger
 from harness.stages.merge.lookm import LookM
+from harness.stages.merge.parting import Merged, Parting
 from harness.stages.stack import Stack
 from tests.support import conf_tree
 from tests.support.oracles import merge as oracle

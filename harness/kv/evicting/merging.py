@@ -1,7 +1,8 @@
-"""Merging at an eviction: what the tokens that go leave in those that stay, layer by layer, before anything is encoded."""
+"""An eviction: the chosen tokens stay, and what the others leave in them is merged, layer by layer, before any encoding."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,23 +12,34 @@ from harness.kv.head_group import HeadGroup
 from harness.kv.token_store import TokenStore
 from harness.stages.hashing import BITS, mix
 from harness.stages.keep import Choice
-from harness.stages.merge.base import Merge, Merged, Parting
-from harness.stages.stack import Stack
+from harness.stages.merge.parting import Merge, Merged, Parting, acts
 
 SALT = 0x3E26E  # keeps chances apart from the scores of a random scorer
 
 
-def taken(
-    group: HeadGroup, choice: Choice, layers: tuple[int, ...], stack: Stack, seed_seen: tuple[int, int]
-) -> tuple[HeadGroup, int]:
-    """(the chosen tokens of some layers of a group, merged as the stack says; how many of the others were merged into them).
+def after_eviction(
+    groups: Sequence[HeadGroup], choices: Sequence[Choice], merge: Merge | None, seed: int, seen: int
+) -> tuple[list[HeadGroup], int]:
+    """(head groups with the chosen tokens only, in layers that have a Choice; how many of the others were merged into them).
 
-    seed_seen: of the example, and tokens seen so far.
+    seed: of the example. seen: tokens so far.
     """
-    kept = group.take(choice.index_HM, seed_seen[1], layers, choice.head)
-    if stack.merge is None or not stack.merges:
-        return kept, 0
-    return merged(group, kept, choice.index_HM, stack.merge, *seed_seen)
+    found: list[HeadGroup] = []
+    given = 0
+    for group in groups:
+        left = list(group.heads.layers)
+        for choice in choices:
+            mine = tuple(layer for layer in choice.layers if layer in group.heads.layers)
+            if mine:
+                kept = group.take(choice.index_HM, seen, mine, choice.head, choice.ends)
+                if merge is not None and acts(merge):
+                    kept, more = merged(group, kept, choice.index_HM, merge, seed, seen)
+                    given += more
+                found.append(kept)
+                left = [layer for layer in left if layer not in mine]
+        if left:
+            found.append(group.rest(tuple(left)))
+    return found, given
 
 
 def merged(before: HeadGroup, kept: HeadGroup, stay_HM: Tensor, merge: Merge, seed: int, seen: int) -> tuple[HeadGroup, int]:
