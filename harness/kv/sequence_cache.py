@@ -37,7 +37,7 @@ class SequenceCache:
     ropes: RoPE of each layer, None where there is none.
     reading: the context is not complete yet (phase chunked evicts only until then). evicted_at: `seen` at the last eviction.
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
-    merged: evicted tokens that were merged into others so far, summed over layers and KV heads.
+    merged: evicted tokens that were merged into others so far, summed over layers and KV heads; an int or a 0-d tensor.
     length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
     states: recurrent and convolution states of a hybrid's layers; None before the first token.
     latents: how each layer's latents become keys and values, None where keys and values are stored; () if they are everywhere.
@@ -53,7 +53,7 @@ class SequenceCache:
     reading: bool = False
     evicted_at: int = 0
     even: bool | None = None
-    merged: int = 0
+    merged: Tensor | int = 0
     length: int | None = None
     states: States | None = None
     latents: tuple[Latent | None, ...] = ()
@@ -224,7 +224,7 @@ class SequenceCache:
     @property
     def tokens_merged(self) -> int | None:
         """The record's `tokens_merged`; None for a stack that drops what goes."""
-        return None if self.stack.merge is None else self.merged
+        return None if self.stack.merge is None else int(self.merged)
 
     @property
     def storage(self) -> str:

@@ -19,13 +19,13 @@ SALT = 0x3E26E  # keeps chances apart from the scores of a random scorer
 
 def after_eviction(
     groups: Sequence[HeadGroup], choices: Sequence[Choice], merge: Merge | None, seed: int, seen: int
-) -> tuple[list[HeadGroup], int]:
+) -> tuple[list[HeadGroup], Tensor | int]:
     """(head groups with the chosen tokens only, in layers that have a Choice; how many of the others were merged into them).
 
     seed: of the example. seen: tokens so far.
     """
     found: list[HeadGroup] = []
-    given = 0
+    given: Tensor | int = 0
     for group in groups:
         left = list(group.heads.layers)
         for choice in choices:
@@ -34,7 +34,7 @@ def after_eviction(
                 kept = group.take(choice.index_HM, seen, mine, choice.head, choice.ends)
                 if merge is not None and acts(merge):
                     kept, more = merged(group, kept, choice.index_HM, merge, seed, seen)
-                    given += more
+                    given = given + more
                 found.append(kept)
                 left = [layer for layer in left if layer not in mine]
         if left:
@@ -42,8 +42,8 @@ def after_eviction(
     return found, given
 
 
-def merged(before: HeadGroup, kept: HeadGroup, stay_HM: Tensor, merge: Merge, seed: int, seen: int) -> tuple[HeadGroup, int]:
-    """(the head group after an eviction, with what its tokens receive from those that went; how many were merged).
+def merged(before: HeadGroup, kept: HeadGroup, stay_HM: Tensor, merge: Merge, seed: int, seen: int) -> tuple[HeadGroup, Tensor]:
+    """(the head group after an eviction, with what its tokens receive from those that went; how many were merged, 0-d).
 
     before: the group that `kept`, all heads of some layers or a single head, was taken from by the indices stay_HM.
     """
@@ -58,7 +58,7 @@ def merged(before: HeadGroup, kept: HeadGroup, stay_HM: Tensor, merge: Merge, se
     keys = _with(kept.keys, took_HM, [one.k_HMD for one in found])
     values = _with(kept.values, took_HM, [one.v_HMD for one in found])
     states = [one.state_H for one in found if one.state_H is not None]
-    return replace(kept, keys=keys, values=values, merge_H=torch.cat(states) if states else None), int(n_H)
+    return replace(kept, keys=keys, values=values, merge_H=torch.cat(states) if states else None), n_H
 
 
 def _parting(before: HeadGroup, kept: HeadGroup, layer: int, stay_HM: Tensor, seed: int, seen: int) -> Parting:
@@ -66,8 +66,9 @@ def _parting(before: HeadGroup, kept: HeadGroup, layer: int, stay_HM: Tensor, se
     start = before.slot(layer).start - before.heads.start
     rows = slice(start + kept.heads.start, start + kept.heads.stop)
     pos_HN = before.positions(seen)[rows]
-    goes_HN = torch.ones(pos_HN.shape, dtype=torch.bool, device=pos_HN.device).scatter_(1, stay_HM, False)
-    go_HE = goes_HN.nonzero()[:, 1].view(len(pos_HN), -1)
+    h, n = pos_HN.shape
+    places_HN = torch.arange(n, device=pos_HN.device).repeat(h, 1).scatter_(1, stay_HM, n)
+    go_HE = places_HN.topk(n - stay_HM.shape[1], dim=1, largest=False).values  # in order, and the host need not wait
     heads_H1 = torch.arange(kept.heads.start, kept.heads.stop, device=pos_HN.device)[:, None]
     hashed = mix(mix(torch.full_like(heads_H1, SALT), seed, layer), heads_H1)
     return Parting(
