@@ -42,8 +42,8 @@ def size(stack: Stack, shape: ModelShape, context: int, itemsize: int, new: int 
     """
     stack = replace(stack, keys=as_if_measured(stack.keys), values=as_if_measured(stack.values))
     budget = solve_budget(stack, shape, context, itemsize)
-    kinds: Counter[str] = Counter()
-    low = high = Fraction(0)
+    kinds: Counter[str] = Counter({"recurrent": shape.constant} if shape.constant else {})
+    low = high = Fraction(shape.constant)
     open_layers: list[tuple[Stack, LayerShape, Held]] = []
     windows = [(stack, layer, Held((0,) * layer.heads)) for layer in shape.layers if layer.window is not None]
     known = held(stack, shape, budget, context).items()
