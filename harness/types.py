@@ -173,10 +173,8 @@ class Bytes:
         return sum(self.allocated.values())
 
     def __add__(self, other: Bytes) -> Bytes:
-        def add(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
-            return {kind: a.get(kind, 0) + b.get(kind, 0) for kind in BYTE_KINDS}
-
-        return Bytes(add(self.logical, other.logical), add(self.allocated, other.allocated))
+        pairs = ((self.logical, other.logical), (self.allocated, other.allocated))
+        return Bytes(*({kind: a.get(kind, 0) + b.get(kind, 0) for kind in BYTE_KINDS} for a, b in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +216,7 @@ class Record:
     tokens_seen: int = 0
     tokens_kept: float = 0.0  # mean over layers and KV heads, after the context was compressed
     entries_touched: int = 0  # rows evicted or stored inexactly, over layers and KV heads: after the context, or at the end
+    tokens_merged: int | None = None  # evicted tokens merged into kept ones, over layers and KV heads; None without a merge
     compressed_share: float | None = None  # of a text's scored tokens, those predicted from a store that had lost something
     codec_info: dict[str, Any] = field(default_factory=dict)
     layer_budget: str | None = None  # how rows were divided over layers; "(asked: NAME)" follows where that was something else

@@ -34,6 +34,7 @@ CHOICES = {
 }
 PARTS = {
     "keep": ("keep@compress.keep=", "which tokens stay"),
+    "merge": ("merge@compress.merge=", "what becomes of tokens that go"),
     "layers": ("layers@compress.keep.layers=", "how a budget is split over layers"),
     "heads": ("heads@compress.keep.heads=", "how it is split over KV heads"),
     "codec": ("codec@compress.keys= and codec@compress.values=", "how they are stored"),

@@ -39,7 +39,7 @@ ALLOW = (
 TOLERANCE = 1e-4  # of numbers that are not whole: what other requests in a batch may change in their last digits
 COMPARED = (
     *("status", "prompt_sha256", "n_prompt", "output", "stop_reason", "score", "metrics", "weight"),
-    *("tokens_seen", "tokens_kept", "entries_touched", "codec_info", "storage", "layer_budget", "bytes"),
+    *("tokens_seen", "tokens_kept", "entries_touched", "tokens_merged", "codec_info", "storage", "layer_budget", "bytes"),
     *("kv_bytes_context", "kv_bytes_final", "kv_bytes_peak", "kv_bytes_peak_prefill", "kv_bytes_full", "kv_bytes_full_final"),
 )
 # What follows from another answer to the same prompt and the same compressed context.

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from harness.calibrate.calibration_text import ROLES, CalibrationText, exact_rows, of_role
 from harness.calibrate.codebooks import codebooks
+from harness.calibrate.sensitivity import sensitivity
 from harness.engine.engine import Engine
 from harness.models.load import LM
 from harness.stages.codec.base import Codec
+from harness.stages.codec.by_layer import ByLayer
 from harness.stages.limits import Calibration, Limits
 from harness.stages.stack import Stack
 
@@ -34,8 +36,10 @@ def calibrated(stack: Stack, engine: Engine, lm: LM) -> Stack:
         if codec.calibration is None:
             continue
         unrotated = stack.unrotated and role == "keys"
-        if codec.fitting is not None:
-            found: Limits = codebooks(engine, lm, codec.calibration, codec.fitting, role, unrotated=unrotated)
+        if isinstance(codec, ByLayer):
+            found: Limits = sensitivity(engine, lm, codec, codec.calibration, role)
+        elif codec.fitting is not None:
+            found = codebooks(engine, lm, codec.calibration, codec.fitting, role, unrotated=unrotated)
         else:
             found = limits(engine, lm, codec.calibration, unrotated=unrotated)[role]
         measured = codec.calibrated(found)

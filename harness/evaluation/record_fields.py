@@ -22,6 +22,7 @@ class Fields(TypedDict, total=False):
     tokens_seen: int
     tokens_kept: float
     entries_touched: int
+    tokens_merged: int | None
     compressed_share: float | None
     codec_info: Json
     layer_budget: str | None

@@ -31,6 +31,7 @@ class RecordMaker:
             "tokens_seen": start.seen,
             "tokens_kept": sum(held) / len(held),
             "entries_touched": result.entries,
+            "tokens_merged": start.tokens_merged,
             "rope_length": start.length,
             "codec_info": start.codec_info(),
             "storage": start.storage,

@@ -106,6 +106,7 @@ class StreamRunner:
             tokens_seen=cache.seen,
             tokens_kept=sum(held) / len(held),
             entries_touched=cache.touched(),
+            tokens_merged=cache.tokens_merged,
             codec_info=cache.codec_info(),
             kv_bytes_context=round(out.mean_bytes),
             kv_bytes_final=cache.bytes().total,

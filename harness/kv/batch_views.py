@@ -69,8 +69,8 @@ class Batch:
             for one in team.views:
                 one.grow(_longest(rows[0], one.layers) + length)
             return
-        if any(row.unrotated or not row.head_groups for row in rows):  # what is turned whenever it is read is not kept
-            return
+        if any(row.unrotated or row.stack.merges or not row.head_groups for row in rows):
+            return  # what is turned whenever it is read, or changed by evictions, is not kept
         views = [self._empty(group, rows, length) for group in self.groups] if self._fits(rows, length) else []
         for one in views:
             for i, row in enumerate(rows):
@@ -146,7 +146,8 @@ def _together(one: Views, stay: Sequence[Tensor | None], most: int) -> Tensor:
 
 
 def _shape(row: SequenceCache, length: int) -> object:
-    return length, row.stack.evicts_steps, row.unrotated, tuple((part.heads, part.n) for part in row.head_groups)
+    own = row.stack.evicts_steps, row.stack.merges, row.unrotated
+    return length, *own, tuple((part.heads, part.n) for part in row.head_groups)
 
 
 def _longest(row: SequenceCache, layers: tuple[int, ...]) -> int:

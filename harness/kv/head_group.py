@@ -25,7 +25,7 @@ class HeadGroup:
     """Keys and values of H KV heads with N tokens each: all heads of some layers, or single heads of one layer.
 
     pos_HN: int32 original positions; None (nothing is stored) while the tokens are contiguous up to the newest.
-    sums_HN: fp32 column sums, for scorers that keep their state.
+    sums_HN: fp32 column sums, for scorers and merges that keep their state. merge_H: fp32, a number that a merge keeps.
     """
 
     heads: Heads
@@ -33,6 +33,7 @@ class HeadGroup:
     values: TokenStore
     pos_HN: Tensor | None = None
     sums_HN: Tensor | None = None
+    merge_H: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -53,7 +54,7 @@ class HeadGroup:
             assert sums_HN is not None
             sums = torch.nn.functional.pad(sums, (0, new.n)) + sums_HN
         keys, values = self.keys.append(new.k_HND, self.heads), self.values.append(new.v_HND, self.heads)
-        return HeadGroup(self.heads, keys, values, pos, sums)
+        return HeadGroup(self.heads, keys, values, pos, sums, self.merge_H)
 
     def with_sums(self, stats: Sequence[Stats]) -> HeadGroup:
         """With the column sums of the context (None for sliding layers); stats: by layer."""
@@ -85,7 +86,8 @@ class HeadGroup:
         heads = Heads(layers, start, stop) if head is None else Heads(layers, start + head, start + head + 1)
         pos = chosen.of(self.positions(seen))
         sums = None if self.sums_HN is None else chosen.of(self.sums_HN)
-        return HeadGroup(heads, self.keys.take(index_HM, chosen), self.values.take(index_HM, chosen), pos, sums)
+        merge = None if self.merge_H is None else chosen.of_heads(self.merge_H)
+        return HeadGroup(heads, self.keys.take(index_HM, chosen), self.values.take(index_HM, chosen), pos, sums, merge)
 
     def _some(self, layers: tuple[int, ...], head: int | None, device: torch.device) -> Tensor | None:
         if layers == self.heads.layers and head is None:
@@ -102,10 +104,14 @@ class HeadGroup:
         kept = self.take(every, self.n, layers, ends=(self.n, self.n))
         return kept if self.pos_HN is not None else replace(kept, pos_HN=None)
 
+    def without_state(self) -> HeadGroup:
+        """The same without what only evictions need."""
+        return replace(self, sums_HN=None, merge_H=None)
+
     def owned(self) -> HeadGroup:
         """The same in storages that no other head group shares."""
-        pos, sums = (None if x is None else own(x) for x in (self.pos_HN, self.sums_HN))
-        return HeadGroup(self.heads, self.keys.owned(), self.values.owned(), pos, sums)
+        pos, sums, merge = (None if x is None else own(x) for x in (self.pos_HN, self.sums_HN, self.merge_H))
+        return HeadGroup(self.heads, self.keys.owned(), self.values.owned(), pos, sums, merge)
 
     def newest(self, n: int) -> HeadGroup:
         """The last n tokens, for sliding-window layers; needs contiguous tokens and exact codecs."""
@@ -124,6 +130,8 @@ class HeadGroup:
             yield "positions", self.pos_HN
         if self.sums_HN is not None:
             yield "state", self.sums_HN
+        if self.merge_H is not None:
+            yield "state", self.merge_H
 
 
 class Slot(NamedTuple):

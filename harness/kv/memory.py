@@ -15,7 +15,9 @@ from harness.kv.head_group import HeadGroup
 from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
+from harness.stages.codec.by_layer import ByLayer, codecs_of
 from harness.stages.heads.uniform_heads import Uniform
+from harness.stages.merge.parting import keeps_number
 from harness.stages.stack import Stack
 from harness.types import Bytes
 
@@ -70,7 +72,7 @@ def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int) -> dict[st
 def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> dict[str, int]:
     """Bytes by kind of one layer that holds n tokens per head after `seen` tokens (a window its own), without scratch.
 
-    The closed formula; what caches hold is measured, and equal to it.
+    The closed formula; what caches hold is measured, and equal to it. stack: that of the layer (`Stack.at`).
     """
     if layer.window is not None:
         return {"payload": layer.held(seen) * layer.token_bytes(itemsize)}
@@ -79,6 +81,7 @@ def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: in
         _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize),
         _store_bytes(stack.values, layer.heads, n, layer.d_value, itemsize),
         {"positions": 4 * layer.heads * n if evicted else 0, "state": 4 * layer.heads * n if stack.keeps_state else 0},
+        {"state": 4 * layer.heads if evicted and stack.evicts_steps and keeps_number(stack.merge) else 0},
     )
 
 
@@ -92,8 +95,11 @@ def _added(*kinds: Mapping[str, int]) -> dict[str, int]:
 
 def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
     """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
-    alike = Counter(shape.layers).items()
-    stored = sum(times * sum(layer_bytes(stack, layer, n, itemsize, seen).values()) for layer, times in alike)
+    layers = shape.full_layers
+    stacks = [stack.at(i, layers) if layer.window is None else stack for i, layer in enumerate(shape.layers)]
+    alike = Counter(zip(shape.layers, map(id, stacks), strict=True)).items()
+    known = {id(one): one for one in stacks}
+    stored = sum(times * sum(layer_bytes(known[of], layer, n, itemsize, seen).values()) for (layer, of), times in alike)
     return stored + shape.constant
 
 
@@ -107,9 +113,15 @@ class Budget:
 def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -> int | None:
     """Tokens per layer and head for a context of `context` tokens (None: all).
 
-    UserError if the budget is too small, or divided over heads that have no tokens of their own.
+    UserError if the budget is too small, or if the model stores latents and the stack needs keys and values of their own.
     """
-    if stack.keep is not None and not isinstance(stack.keep.heads, Uniform) and any(one.expanded for one in shape.layers):
+    latents = any(one.expanded for one in shape.layers)
+    if stack.merges and latents:
+        raise UserError(
+            f"compress.merge={type(stack.merge).__name__} is not possible with this model: keys and values are read from one "
+            "latent, so that merged values would be other keys; legal is merge=null"
+        )
+    if stack.keep is not None and not isinstance(stack.keep.heads, Uniform) and latents:
         raise UserError(
             f"keep.heads={type(stack.keep.heads).__name__} is not possible with this model: all heads of a layer read one "
             "latent, so that no head can keep tokens of its own; legal is keep.heads=uniform"
@@ -117,13 +129,18 @@ def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -
     return stack.budget(context, lambda n: predict(stack, shape, n, itemsize, context))
 
 
-def codec_info(stack: Stack, groups: Sequence[HeadGroup]) -> dict[str, Any]:
-    """The record's `codec_info`: the codecs' own, and `clipped`, the share of clipped elements of all encoded so far."""
+def codec_info(stack: Stack, groups: Sequence[HeadGroup], layers: Sequence[int]) -> dict[str, Any]:
+    """The record's `codec_info`: the codecs' own, and `clipped`, the share of clipped elements of all encoded so far.
+
+    layers: those that the stack compresses.
+    """
     found = {}
     for role, codec in (("keys", stack.keys), ("values", stack.values)):
         stores: list[TokenStore] = [getattr(group, role) for group in groups]
-        stores = [one for one in stores if one.codec.name == codec.name and one.written]
-        info = dict(stores[0].codec.info() if stores else codec.info())
+        stores = [one for one in stores if one.codec.name in {each.name for each in codecs_of(codec)} and one.written]
+        info = dict(stores[0].codec.info() if stores and not isinstance(codec, ByLayer) else codec.info())
+        if isinstance(codec, ByLayer):
+            info["by_layer"] = list(codec.chosen(layers))
         if codec.lossy:
             info["clipped"] = sum(one.clipped for one in stores) / max(1, sum(one.written for one in stores))
         found[role] = info

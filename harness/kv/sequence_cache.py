@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.evicting.merging import after_eviction
 from harness.kv.families.latent import HOLDS, Latent, expanded
 from harness.kv.families.states import States
 from harness.kv.forward import Forward
@@ -36,6 +37,7 @@ class SequenceCache:
     ropes: RoPE of each layer, None where there is none.
     reading: the context is not complete yet (phase chunked evicts only until then). evicted_at: `seen` at the last eviction.
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
+    merged: evicted tokens that were merged into others so far, summed over layers and KV heads; an int or a 0-d tensor.
     length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
     states: recurrent and convolution states of a hybrid's layers; None before the first token.
     latents: how each layer's latents become keys and values, None where keys and values are stored; () if they are everywhere.
@@ -51,6 +53,7 @@ class SequenceCache:
     reading: bool = False
     evicted_at: int = 0
     even: bool | None = None
+    merged: Tensor | int = 0
     length: int | None = None
     states: States | None = None
     latents: tuple[Latent | None, ...] = ()
@@ -111,8 +114,7 @@ class SequenceCache:
             g, _ = run.places[group.heads.layers[0]]
             groups.append(group.append(of_heads(new[g], group.heads, run.groups[g]), recorded_sums(run, group.heads, member)))
         if not groups:
-            keep = self.stack.keep
-            sums = (run, member) if self._evicts and keep is not None and keep.scorer.keeps_state else None
+            sums = (run, member) if self._evicts and self.stack.accumulates else None
             for layers, kv in zip(run.groups, new, strict=True):
                 groups += first_groups(self.shape, self.stack, layers, kv, run.dtype, sums=sums)
         windows = (self._window(group) for group in groups)
@@ -139,7 +141,7 @@ class SequenceCache:
         """This cache at the end of its context: scorer state that only phase chunked needed is dropped."""
         if not self.reading or self.stack.evicts_steps:
             return replace(self, reading=False)
-        return replace(self, reading=False, head_groups=tuple(replace(group, sums_HN=None) for group in self.head_groups))
+        return replace(self, reading=False, head_groups=tuple(group.without_state() for group in self.head_groups))
 
     def compress(
         self, stack: Stack, stats: Sequence[Stats], seed: int, dtype: torch.dtype, solved: Budget | None = None
@@ -153,16 +155,17 @@ class SequenceCache:
         out = replace(self, stack=stack, budget=budget, seed=seed, reading=False)
         if not stack.compresses:
             return out
-        if stack.keeps_state:
+        if stack.keeps_state or (stack.merges and stack.accumulates):
             out = replace(out, head_groups=tuple(group.with_sums(stats) for group in self.head_groups))
         if budget is not None:
             choices = out._choose(dict(enumerate(stats)))
             check_finite(choices)
             out = out.evicted(choices)
         groups = (
-            stored(group, self.shape, used, self.seen, out._unrotates(group.heads.layers[0]), dtype)
-            for group in out.head_groups
+            part
+            for group in (out.head_groups if stack.evicts_steps else [one.without_state() for one in out.head_groups])
             for used in [observing(stack, self.shape, group, stats)]
+            for part in stored(group, self.shape, used, self.seen, out._unrotates(group.heads.layers[0]), dtype)
         )
         return replace(out, head_groups=tuple(groups))
 
@@ -178,22 +181,14 @@ class SequenceCache:
         """This cache with the chosen tokens only, in layers that have a Choice; itself if choices is None."""
         if choices is None:
             return self
-        groups: list[HeadGroup] = []
-        for group in self.head_groups:
-            left = list(group.heads.layers)
-            for choice in choices:
-                mine = tuple(layer for layer in choice.layers if layer in group.heads.layers)
-                if mine:
-                    groups.append(group.take(choice.index_HM, self.seen, mine, choice.head, choice.ends))
-                    left = [layer for layer in left if layer not in mine]
-            if left:
-                groups.append(group.rest(tuple(left)))
         if not choices:
             return replace(self, evicted_at=self.seen)
         everywhere = {layer for choice in choices for layer in choice.layers} == set(self.shape.full_layers)
         even = everywhere and len({choice.share for choice in choices}) == 1
         # Head groups may be slices of one tensor: now each needs its own, so that evicted tokens free memory.
-        return replace(self, head_groups=tuple(group.owned() for group in groups), evicted_at=self.seen, even=even)
+        groups, more = after_eviction(self.head_groups, choices, self.stack.merge, self.seed, self.seen)
+        owned = tuple(group.owned() for group in groups)
+        return replace(self, head_groups=owned, evicted_at=self.seen, even=even, merged=self.merged + more)
 
     @property
     def itemsize(self) -> int:
@@ -232,8 +227,13 @@ class SequenceCache:
         return touched(self._compressed, self.seen)
 
     @property
+    def tokens_merged(self) -> int | None:
+        """The record's `tokens_merged`; None for a stack that drops what goes."""
+        return None if self.stack.merge is None else int(self.merged)
+
+    @property
     def storage(self) -> str:
-        """The record's `storage`: "simulated" if a codec changed numbers and saved no bytes, else "packed"."""
+        """The record's `storage`, as `memory.storage` says it."""
         return storage(self._compressed)
 
     @property
@@ -243,7 +243,7 @@ class SequenceCache:
 
     def codec_info(self) -> dict[str, Any]:
         """The record's `codec_info`: how keys and values are stored."""
-        found = codec_info(self.stack, self.head_groups)
+        found = codec_info(self.stack, self.head_groups, self.shape.full_layers)
         if any(self.latents):
             for role, held in HOLDS.items():
                 found[role]["holds"] = held

@@ -55,18 +55,46 @@ def first_groups(
     k, v, heads = new.k_HND, new.v_HND, shape.layers[layers[0]].heads
     many = max(1, GROUP_ELEMENTS // max(1, k[:heads].numel()))  # layers in a head group
     groups = []
-    for at in range(0, len(layers), many):
-        chosen = Heads(layers[at : at + many], 0, heads)
-        here = slice(at * heads, at * heads + chosen.n)
-        keys, values = _stores(shape, stack, k[here], v[here], chosen, view_dtype)
+    several = alike(shape, stack, layers)
+    for part in (some[at : at + many] for some in several for at in range(0, len(some), many)):
+        chosen = Heads(part, 0, heads)
+        x, y = (_of_layers(one, layers, part) for one in (k, v))
+        if len(several) > 1:  # what one codec leaves exact must not keep alive what another has encoded
+            x, y = own(x), own(y)
+        keys, values = _stores(shape, stack, x, y, chosen, view_dtype)
         groups.append(HeadGroup(chosen, keys, values, None, sums and recorded_sums(sums[0], chosen, sums[1])))
     return groups
 
 
 def stored(
     group: HeadGroup, shape: ModelShape, stack: Stack, seen: int, rope: LayerRope | None, view_dtype: torch.dtype
+) -> list[HeadGroup]:
+    """An exact head group as the stack stores it, one for each pair of codecs of its layers. rope: as in `new_tokens`."""
+    parts = alike(shape, stack, group.heads.layers)
+    return [_stored(group.rest(part), shape, stack, seen, rope, view_dtype) for part in parts]
+
+
+def alike(shape: ModelShape, stack: Stack, layers: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Layers of one shape in groups that have the same codecs."""
+    if shape.layers[layers[0]].window is not None:
+        return [layers]
+    found: dict[int, list[int]] = {}
+    for layer in layers:
+        found.setdefault(id(stack.at(layer, shape.full_layers)), []).append(layer)
+    return [tuple(some) for some in found.values()]
+
+
+def _of_layers(x: Tensor, layers: tuple[int, ...], some: tuple[int, ...]) -> Tensor:
+    """The heads of some of the layers of x [layers * H, ...]; a view where they follow one another."""
+    first, heads = layers.index(some[0]), len(x) // len(layers)
+    if layers[first : first + len(some)] == some:
+        return x[first * heads : (first + len(some)) * heads]
+    return x.unflatten(0, (len(layers), heads))[[layers.index(layer) for layer in some]].flatten(0, 1)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _stored(
+    group: HeadGroup, shape: ModelShape, stack: Stack, seen: int, rope: LayerRope | None, view_dtype: torch.dtype
 ) -> HeadGroup:
-    """An exact head group as the stack stores it. rope: as in `new_tokens`."""
     k, v = group.keys.exact(), group.values.exact()
     if rope is not None:
         pos = group.positions(seen)
@@ -92,6 +120,7 @@ def _stores(
     shape: ModelShape, stack: Stack, k: Tensor, v: Tensor, heads: Heads, view_dtype: torch.dtype
 ) -> Sequence[TokenStore]:
     """Keys and values in token stores; those of sliding-window layers stay exact."""
-    used = stack if shape.layers[heads.layers[0]].window is None else Stack()
+    first = heads.layers[0]
+    used = stack.at(first, shape.full_layers) if shape.layers[first].window is None else Stack()
     dtype = view_dtype if used.read == "cached" else None
     return [TokenStore.of(x, codec, dtype, heads) for x, codec in ((k, used.keys), (v, used.values))]

@@ -11,6 +11,7 @@ from fractions import Fraction
 from harness.kv.memory import layer_bytes, solve_budget
 from harness.kv.shape import LayerShape, ModelShape
 from harness.planning.held import Held, held, paged
+from harness.stages.codec.by_layer import as_if_measured
 from harness.stages.stack import Stack
 
 
@@ -39,25 +40,27 @@ def size(stack: Stack, shape: ModelShape, context: int, itemsize: int, new: int 
     Raises:
         UserError: the budget is too small for this context.
     """
+    stack = replace(stack, keys=as_if_measured(stack.keys), values=as_if_measured(stack.values))
     budget = solve_budget(stack, shape, context, itemsize)
     kinds: Counter[str] = Counter({"recurrent": shape.constant} if shape.constant else {})
     low = high = Fraction(shape.constant)
-    open_layers: list[tuple[LayerShape, Held]] = []
-    windows = [(layer, Held((0,) * layer.heads)) for layer in shape.layers if layer.window is not None]
-    full = [(shape.layers[i], one) for i, one in held(stack, shape, budget, context).items()]
-    for layer, one in (*windows, *full):
+    open_layers: list[tuple[Stack, LayerShape, Held]] = []
+    windows = [(stack, layer, Held((0,) * layer.heads)) for layer in shape.layers if layer.window is not None]
+    known = held(stack, shape, budget, context).items()
+    full = [(stack.at(i, shape.full_layers), shape.layers[i], one) for i, one in known]
+    for own, layer, one in (*windows, *full):
         now = _later(stack, one, new, page)
-        found = _of_layer(stack, layer, now.heads, itemsize, context + new)
+        found = _of_layer(own, layer, now.heads, itemsize, context + new)
         kinds.update(found)
         if now.free:
-            open_layers.append((layer, now))
+            open_layers.append((own, layer, now))
         elif now.total is None:
             low, high = low + sum(found.values()), high + sum(found.values())
         else:
-            least, most = _bounds(stack, [(layer, now)], itemsize, context + new)
+            least, most = _bounds([(own, layer, now)], itemsize, context + new)
             low, high = low + least, high + most
     if open_layers:
-        least, most = _bounds(stack, open_layers, itemsize, context + new)
+        least, most = _bounds(open_layers, itemsize, context + new)
         low, high = low + least, high + most
     return Size(dict(kinds), math.floor(low), math.ceil(high))
 
@@ -83,20 +86,22 @@ def _of_layer(stack: Stack, layer: LayerShape, heads: tuple[int, ...], itemsize:
     return dict(kinds) | {"positions": 4 * sum(heads)}
 
 
-def _bounds(stack: Stack, layers: list[tuple[LayerShape, Held]], itemsize: int, seen: int) -> tuple[Fraction, Fraction]:
+def _bounds(layers: list[tuple[Stack, LayerShape, Held]], itemsize: int, seen: int) -> tuple[Fraction, Fraction]:
     """Bounds of the bytes of layers of which only the total number of tokens is known.
 
     Bytes of a head are a line in its tokens plus what blocks and exact tokens leave over, so their sum over heads is within the
     line at the total plus the smallest and largest rest of every head.
     """
     slopes, low, high, fewest, most = [], Fraction(0), Fraction(0), 0, 0
-    for layer, one in layers:
+    for stack, layer, one in layers:
         slope, least, largest = _line(stack, replace(layer, heads=1), itemsize, one.least, seen)
         slopes.append(slope)
         low, high = low + layer.heads * least, high + layer.heads * largest
         totals = one.total or (0, layer.heads * seen)
         fewest, most = fewest + totals[0], most + totals[1]
-    return min(slopes) * fewest + low - 4 * _whole(layers, most, seen), max(slopes) * most + high
+    return min(slopes) * fewest + low - 4 * _whole([(layer, one) for _, layer, one in layers], most, seen), max(
+        slopes
+    ) * most + high
 
 
 def _whole(layers: list[tuple[LayerShape, Held]], most: int, seen: int) -> int:

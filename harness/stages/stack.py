@@ -1,23 +1,28 @@
 """A compression stack: which tokens stay, how keys and values are stored, and when this happens.
 
-Stages compose: keep x key codec x value codec x phase. A combination that cannot work is refused here, with the reason and the
-legal choices.
+Stages compose: keep x merge x key codec x value codec x phase. A combination that cannot work is refused here, with the
+reason and the legal choices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from harness.errors import UserError, require
 from harness.fields import read_as
 from harness.stages.codec.base import Codec
+from harness.stages.codec.by_layer import codecs_of, of_layer
 from harness.stages.codec.exact import Exact
 from harness.stages.codec_rules import check_evicted, check_queries
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
+from harness.stages.merge import legal
+from harness.stages.merge.parting import Merge, acts, needs_of
+from harness.stages.part_words import codec_words, named, rule
 from harness.stages.protocols import Needs
 
 PHASES = ("prefill", "chunked", "always", "every_n")
@@ -29,7 +34,7 @@ EXACT: Codec = Exact()  # type: ignore[abstract]  # `check` has a body: nothing 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What is done to the cache. keep None: all tokens stay.
+    """What is done to the cache. keep None: all tokens stay. merge None: tokens that go are dropped.
 
     phase: when tokens are evicted. "prefill": once, after the context; "always": also after every forward, back to the same
         budget; "every_n": likewise, once `every` tokens were added; "chunked": while the context is read, after every `chunk`
@@ -52,6 +57,7 @@ class Stack:
     read: str = "every_step"
     chunk: int = 256
     every: int = 1
+    merge: Merge | None = None
 
     def __post_init__(self) -> None:
         require(self.phase in PHASES, "compress.phase", self.phase, f"allowed are {', '.join(PHASES)}")
@@ -68,6 +74,8 @@ class Stack:
         check_queries(self.keys, self.values, unrotated=self.unrotated, chunked=self.chunked)
         if self.keep is not None:
             self._check_pair(self.keep)
+        own = {"keys": self.keys, "values": self.values}
+        legal.check(self.merge, self.keep is not None, self.phase, self.positions, self.rope, **own)
 
     def _check_pair(self, keep: Keep) -> None:
         scorer = type(keep.scorer).__name__
@@ -93,13 +101,14 @@ class Stack:
                 f"compress.phase={self.phase!r} with keep.heads={type(keep.heads).__name__} is not possible: budgets that "
                 "differ by head are set only once; legal are phase=prefill or uniform heads"
             )
-        for role, codec in (("keys", self.keys), ("values", self.values)):
+        both = (("keys", self.keys), ("values", self.values))
+        for role, codec in ((role, one) for role, found in both for one in codecs_of(found)):
             check_evicted(role, codec, self.phase, keep.sinks)
 
     @property
     def needs(self) -> Needs:
         """Statistics to record while the context is read."""
-        return (self.keep.needs if self.keep else Needs()) | self.keys.needs
+        return (self.keep.needs if self.keep else Needs()) | self.keys.needs | needs_of(self.merge)
 
     @property
     def unrotated(self) -> bool:
@@ -118,8 +127,18 @@ class Stack:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the scorer's column sums are stored with the cache after the context."""
-        return self.evicts_steps and self.keep is not None and self.keep.scorer.keeps_state
+        """Whether column sums are stored with the cache after the context, for the scorer or the merge."""
+        return self.evicts_steps and self.accumulates
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether column sums are carried on from one eviction to the next."""
+        return (self.keep is not None and self.keep.scorer.keeps_state) or needs_of(self.merge).column_sums
+
+    @property
+    def merges(self) -> bool:
+        """Whether tokens that go may change tokens that stay."""
+        return acts(self.merge)
 
     @property
     def encodes(self) -> bool:
@@ -133,6 +152,17 @@ class Stack:
         Only such a stack can use the exact prefill as it is.
         """
         return self.keep is not None or self.encodes or self.unrotated or self.read != "every_step"
+
+    def at(self, layer: int, layers: Sequence[int]) -> Stack:
+        """The stack of one of the layers that it compresses, with that layer's own codecs; itself where all have the same."""
+        keys, values = (of_layer(codec, layer, layers) for codec in (self.keys, self.values))
+        if keys is self.keys and values is self.values:
+            return self
+        return self._at.setdefault((id(keys), id(values)), replace(self, keys=keys, values=values))
+
+    @cached_property
+    def _at(self) -> dict[tuple[int, int], Stack]:
+        return {}
 
     def budget(self, context: int, nbytes: Callable[[int], int]) -> int | None:
         """Budget in tokens per layer and head for a context of `context` tokens; None without a keep.
@@ -149,7 +179,7 @@ class Stack:
         except UserError as error:
             asked = self.keep.budget
             raise UserError(f"a budget of {asked.value:g} {asked.unit} is {tokens} tokens here: {error}") from None
-        exact = max(_tail(codec, tokens + 1) for codec in (self.keys, self.values))
+        exact = max(_tail(one, tokens + 1) for codec in (self.keys, self.values) for one in codecs_of(codec))
         if self.phase != "prefill" and exact > recent:
             raise UserError(
                 f"compress.phase={self.phase!r} evicts from the {exact} exact newest tokens of the codec while only {recent} "
@@ -160,8 +190,9 @@ class Stack:
 
     def describe(self) -> str:
         """A label made of the parts, for stacks that no YAML names: `keydiff, no recent, int4 keys, always`."""
-        words = [] if self.keep is None else _rule(self.keep)
-        codecs = {role: _codec(codec) for role, codec in (("keys", self.keys), ("values", self.values))}
+        words = [] if self.keep is None else rule(self.keep)
+        words += [] if self.merge is None else [f"merged by {named(self.merge)}"]
+        codecs = {role: codec_words(codec) for role, codec in (("keys", self.keys), ("values", self.values))}
         if self.encodes and codecs["keys"] == codecs["values"]:
             words.append(codecs["keys"])
         elif self.encodes:
@@ -188,39 +219,6 @@ def _for_role(codec: Codec, role: str) -> Codec:
     return codec.for_role(role) if hasattr(codec, "for_role") else codec
 
 
-def _rule(keep: Keep) -> list[str]:
-    """The words of a label that say which tokens stay."""
-    words = [_named(keep.scorer)]
-    words += [f"{keep.sinks} sinks"] if keep.sinks else []
-    words += [] if keep.recent is None else [f"{keep.recent or 'no'} recent"]
-    splits = (("layers", keep.layers), ("heads", keep.heads))
-    return words + [f"{_named(split)} {role}" for role, split in splits if type(split).__name__ != "Uniform"]
-
-
-def _named(part: Any) -> str:
-    """A part's class, and its settings that are not the defaults."""
-    own = [one for one in fields(part) if one.init] if is_dataclass(part) else []
-    shown = {one.name: getattr(part, one.name) for one in own if getattr(part, one.name) != one.default}
-    settings = [f"{name} {value}" for name, value in shown.items() if isinstance(value, int | float | str | tuple)]
-    return type(part).__name__.lower() + (f" ({', '.join(settings)})" if settings else "")
-
-
 def _tail(codec: Codec, n: int) -> int:
     """Largest number of exact newest tokens while a store grows from n tokens by one flush."""
     return max(tokens - codec.leaving(tokens, 0) for tokens in range(n, n + codec.flush))
-
-
-def _codec(codec: Codec) -> str:
-    """Name of a codec, with settings that the name does not contain and that are not the default."""
-    info = codec.info()
-    shown = {
-        key: info[key]
-        for key in ("bits", "axis", "group", "residual", "sinks", "first", "seed", "outliers", "pruned", "scale")
-        if info.get(key) is not None
-    }
-    if str(shown.get("bits", "")) in codec.name:
-        shown.pop("bits", None)
-    if shown.get("scale") == "dynamic":
-        del shown["scale"]
-    words = [*(f"{key} {value}" for key, value in shown.items()), *(["symmetric"] if info.get("symmetric") else [])]
-    return codec.name + (f" ({', '.join(words)})" if words else "")
