@@ -115,6 +115,20 @@ def test_streams_with_views_give_the_same_curves(chunk: int) -> None:
         assert (a.peak, a.byte_tokens, a.row.bytes()) == (b.peak, b.byte_tokens, b.row.bytes()), name
 
 
+@pytest.mark.parametrize("chunk", [9, 32])
+def test_texts_that_end_at_different_places_have_views_of_their_own(chunk: int) -> None:
+    """Sequences of one shape part where one text's last chunk is shorter; none may then copy into what another reads."""
+    engine, texts, names = tiny_models.engine("llama"), (tuple(ids(150, seed=1)), tuple(ids(107, seed=2))), ("full", "h2o")
+
+    def wave(views: int) -> list[Read]:
+        starts = [(e, text, engine.start(conf_tree.stack(n), len(text))) for e, text in enumerate(texts) for n in names]
+        return read(engine, [Reading(ids=text, row=row, reference=2 * e) for e, text, row in starts], chunk, views)
+
+    for a, b in zip(wave(0), wave(ALL), strict=True):
+        assert all((a.curve(c) == b.curve(c)).all() for c in ("nll", "kl", "agree"))
+        assert torch.equal(a.errors, b.errors)
+
+
 @pytest.mark.parametrize("name", conf_tree.members("codec"))
 def test_a_codec_by_tokens_decodes_some_of_its_rows_to_the_same_bits(name: str) -> None:
     x = torch.randn(6, 256, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
