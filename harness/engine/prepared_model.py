@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from harness.engine.tiles import prepare
+from harness.engine import expert_tiles
+from harness.engine.tiles import TILE, in_tiles, prepare
 from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
@@ -44,6 +45,7 @@ class PreparedModel:
         adapt(model)
         if invariant:
             prepare(model)
+            expert_tiles.prepare(model, in_tiles, TILE)
         self.shape = shape_of(model.config)
         numbers, n = (
             self.shape.of_model(range(len(self.shape.layers))),
