@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from harness.engine import expert_tiles
 from harness.engine.tiles import TILE, in_tiles, prepare
 from harness.errors import UserError
 from harness.kv.attention import NAME
@@ -25,6 +24,7 @@ from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
+from harness.models import expert_tiles
 from harness.models.placement import clock, input_device
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack

@@ -87,6 +87,7 @@ class Forward:
             reference=None if references is None or apart else [rows.index(row) for row in references],
             against=outputs[references[0]] if references is not None and apart else None,
             outputs={} if references == list(rows) and len(rows) == 1 else None,
+            latents=self.latents,
         )
 
     def join(self, rows: Sequence[int], part: Forward) -> None:

@@ -47,3 +47,12 @@ def test_logits_do_not_depend_on_company(family: str) -> None:
     for some in (list(range(len(rows))), [5, 1, 9]):
         for i, one in logits(some).items():
             assert torch.equal(one, alone[i]), i
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_a_promise_that_does_not_hold_is_not_made(odd: bool) -> None:
+    """A model whose numbers move with the size of a batch is found out when it is prepared."""
+    model = build(tiny_config("llama"), NAME)
+    if odd:
+        model.model.norm.register_forward_hook(lambda module, args, out: out * (1 + 1e-6 * out.shape[0]))
+    assert Engine(model, torch.float32, invariant=True).invariant is not odd

@@ -25,7 +25,7 @@ def prepare(model: torch.nn.Module, on: Callable[[], bool], tile: int) -> None:
     """Let a model's other modules with matrices of their own multiply in tiles of `tile` rows while `on()`."""
     for module in model.modules():
         own = any(weight.dim() > 1 for weight in module.parameters(recurse=False))
-        own = own or "Router" in type(module).__name__  # some reach for the weight of a linear layer inside them
+        own = own or _routes(module)  # some reach for the weight of a linear layer inside them
         if own and not isinstance(module, OTHERS) and not hasattr(module, "untiled"):
             name = "_old_forward" if hasattr(module, "_old_forward") else "forward"  # inside a device map's hook
             module.untiled = getattr(module, name)
@@ -34,15 +34,43 @@ def prepare(model: torch.nn.Module, on: Callable[[], bool], tile: int) -> None:
 
 def _tiled(module: torch.nn.Module, plain: Callable[..., Any], on: Callable[[], bool], tile: int) -> Callable[..., Any]:
     # transformers swaps the forward of experts for a kernel over all of them at once: beneath is their definition.
-    by_expert = MethodType(inspect.unwrap(type(module).forward), module)
+    own, routes = MethodType(inspect.unwrap(type(module).forward), module), _routes(module)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not on():
             return plain(*args, **kwargs)
         with _Products(tile):
-            return by_expert(*args, **kwargs)
+            if routes and len(args) == 1 and not kwargs:
+                return _by_tokens(own, args[0], tile)
+            return own(*args, **kwargs)
 
     return forward
+
+
+def _routes(module: torch.nn.Module) -> bool:
+    return "Router" in type(module).__name__
+
+
+def _by_tokens(router: Callable[[Tensor], Any], x: Tensor, tile: int) -> Any:
+    """A router of tokens x [..., D], tile by tile.
+
+    Of few experts even a sigmoid's last bit depends on how many tokens there are: numbers at the end of a tensor that fill no
+    vector register are computed by another function.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    n = rows.shape[0]
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, -n % tile))
+    parts = [router(part if x.dim() == 2 else part[None]) for part in rows.split(tile)]  # type: ignore[no-untyped-call]
+    if isinstance(parts[0], tuple):
+        return tuple(_joined(list(one), n, x) for one in zip(*parts, strict=True))
+    return _joined(parts, n, x)
+
+
+def _joined(parts: list[Tensor], n: int, x: Tensor) -> Tensor:
+    """What a router says of n tokens: [n, E], or in the shape of x where it keeps that."""
+    if parts[0].dim() == 2:
+        return torch.cat(parts)[:n]
+    return torch.cat(parts, 1)[0, :n].view(*x.shape[:-1], -1)
 
 
 class _Products(TorchFunctionMode):
