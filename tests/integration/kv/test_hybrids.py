@@ -12,6 +12,9 @@ from harness.engine.answers import Ask
 from harness.engine.engine import Engine
 from harness.engine.streams import Reading, read
 from harness.errors import UserError
+from harness.families.tiny import build as random_model
+from harness.families.tiny import families, tiny_config
+from harness.kv.attention import NAME
 from harness.kv.compat import STATES, forward, shape_of
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs
@@ -197,6 +200,21 @@ def test_chunked_contexts_of_unequal_chunks_equal_each_alone() -> None:
         assert peak == alone_peak
         assert found.states is not None and alone.states is not None
         assert all(torch.equal(x, y) for x, y in zip(found.states.held, alone.states.held, strict=True))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_latents_beside_states_in_company_equal_each_alone(*, exact: bool) -> None:
+    if "kimi_linear" not in families() or not STATES:
+        pytest.skip("this version of transformers has no family with both")
+    ours = Engine(random_model(tiny_config("kimi_linear"), NAME), torch.float32, invariant=exact)
+    stacks = (Stack(), Stack(keep=conf_tree.keep("streaming", 24)))
+    rows = [ours.compress(ours.prefill(ids(n, seed=n)), stack) for n in (40, 57) for stack in stacks]
+    feed = [ids(1 + b % 3, seed=b) for b in range(len(rows))]
+    together, logits = ours.feed(rows, feed)
+    for b, row in enumerate(rows):
+        (alone,), single = ours.feed([row], [feed[b]])
+        near(logits[b], single[0], exact=exact)
+        assert alone.bytes() == together[b].bytes()
 
 
 def test_answers_with_views_are_those_without() -> None:
