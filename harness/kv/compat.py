@@ -6,7 +6,7 @@ What changed within 5.x (argument names, mask sizes) is handled here and nowhere
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -172,9 +172,9 @@ class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we c
 
 
 @lru_cache
-def _cache_name(model: type[PreTrainedModel]) -> str:
-    """What a model class calls the cache that its forward takes."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+def _cache_name(forward_of_class: Callable[..., Any]) -> str:
+    """What the forward of a model's class calls the cache that it takes."""
+    return "cache" if "cache" in inspect.signature(forward_of_class).parameters else "past_key_values"
 
 
 def forward(
@@ -187,6 +187,6 @@ def forward(
     wanted: object = 0 if isinstance(logits, slice) else [int(i) for i in logits]
     if ids_BL.shape[1] == 1:
         wanted = 1  # all that there is, without an index
-    kwargs: dict[str, Any] = {_cache_name(type(model)): cache, "use_cache": True, "logits_to_keep": wanted}
+    kwargs: dict[str, Any] = {_cache_name(type(model).forward): cache, "use_cache": True, "logits_to_keep": wanted}
     out: Tensor = model(input_ids=ids_BL, position_ids=positions_BL, **kwargs).logits
     return out
