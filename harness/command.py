@@ -63,6 +63,12 @@ class Made:
         return [record for record in self.records if record["key"] in self.asked]
 
 
+LOOSE = (
+    "batch_invariant does not hold for this model: tried, its logits differ in their last bits with what shares the batch; "
+    "records say false"
+)
+
+
 def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     """Run one configuration. UserError before any model loads where possible.
 
@@ -86,7 +92,8 @@ def make(config: Config, found: Sequence[Arm], build: Build = build) -> Made:
     try:
         runner = bench.runner(store)
         planned = bench.planned(runner)
-        for line in notices(bench.task, bench.lm.tokens, planned):
+        loose = bench.options.batch_invariant and not bench.setup.batch_invariant
+        for line in [*([LOOSE] if loose else []), *notices(bench.task, bench.lm.tokens, planned)]:
             print(f"warning: {line}", file=sys.stderr)
         manifest = bench.manifest(found)
         keys = {one.key: (one.seed, str(one.example.id), one.arm.name) for one in planned}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
 from harness.engine.logits import padded, scored, sound
@@ -23,6 +24,7 @@ from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget
 from harness.kv.positions import held
 from harness.kv.sequence_cache import SequenceCache
+from harness.models.company import same_in_company
 from harness.stages.keep import check_finite
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
@@ -30,7 +32,18 @@ from harness.stages.transfers import fetched, numbers
 
 
 class Engine(PreparedModel):
-    """Runs a decoder on token ids through our stores."""
+    """Runs a decoder on token ids through our stores.
+
+    invariant: whether that was asked for and holds for this model. A hybrid's sequences are fed alone; others are tried.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, kv_dtype: torch.dtype, eos: Sequence[int] = (), *, invariant: bool = False
+    ) -> None:
+        super().__init__(model, kv_dtype, eos, invariant=invariant)
+        if invariant and not self.shape.hybrid and self.device.type != "meta":
+            vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+            self.invariant = same_in_company(self, vocabulary)
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int], needs: Needs = Needs(), length: int = 0) -> Prefix:  # noqa: B008 frozen

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from harness.engine.tiles import prepare
+from harness.engine.tiles import TILE, in_tiles, prepare
 from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
@@ -24,6 +24,7 @@ from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
+from harness.models import expert_tiles
 from harness.models.placement import clock, input_device
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
@@ -44,6 +45,7 @@ class PreparedModel:
         adapt(model)
         if invariant:
             prepare(model)
+            expert_tiles.prepare(model, in_tiles, TILE)
         self.shape = shape_of(model.config)
         numbers, n = (
             self.shape.of_model(range(len(self.shape.layers))),

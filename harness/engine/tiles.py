@@ -30,6 +30,11 @@ def tiles(on: bool) -> Iterator[None]:
         _ON.reset(token)
 
 
+def in_tiles() -> bool:
+    """Whether this is inside `tiles`."""
+    return _ON.get()
+
+
 def prepare(model: torch.nn.Module) -> None:
     """Let a model's linear layers run in tiles where `tiles` asks for it; elsewhere they are as they were."""
     for module in model.modules():

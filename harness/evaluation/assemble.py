@@ -158,7 +158,7 @@ def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build
         shape=engine.shape,
         progress=options.progress,
         views=options.decoded_views == "auto",
-        batch_invariant=options.batch_invariant,
+        batch_invariant=engine.invariant,
         adaptive=options.auto,
     )
     ready = tuple(_calibrated(arm, engine, lm) for arm in arms)

@@ -72,7 +72,7 @@ def attend(
     teams = run.alike(layer)
     for team in teams:
         rows, n = team.rows, run.lengths[team.rows[0]]
-        out = _attend_rows(call, team, *(run.pick(x, rows)[:, :, :n] for x in (query, key, value)))
+        out = _attend_rows(call, team, *(run.pick(x, rows, n) for x in (query, key, value)))
         if n < query.shape[2]:
             out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - n))
         if rows[-1] - rows[0] == len(rows) - 1:

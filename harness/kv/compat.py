@@ -6,7 +6,8 @@ What changed within 5.x (argument names, mask sizes) is handled here and nowhere
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -170,6 +171,12 @@ class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we c
         return key_states, value_states
 
 
+@lru_cache
+def _cache_name(forward_of_class: Callable[..., Any]) -> str:
+    """What the forward of a model's class calls the cache that it takes."""
+    return "cache" if "cache" in inspect.signature(forward_of_class).parameters else "past_key_values"
+
+
 def forward(
     model: PreTrainedModel, ids_BL: Tensor, positions_BL: Tensor, cache: Cache, logits: Sequence[int] | slice
 ) -> Tensor:
@@ -177,11 +184,9 @@ def forward(
 
     The model gets the indices as numbers: its last hidden states may lie on another device than its ids.
     """
-    parameters = inspect.signature(model.forward).parameters
-    name = "cache" if "cache" in parameters else "past_key_values"
     wanted: object = 0 if isinstance(logits, slice) else [int(i) for i in logits]
     if ids_BL.shape[1] == 1:
         wanted = 1  # all that there is, without an index
-    kwargs: dict[str, Any] = {name: cache, "use_cache": True, "logits_to_keep": wanted}
+    kwargs: dict[str, Any] = {_cache_name(type(model).forward): cache, "use_cache": True, "logits_to_keep": wanted}
     out: Tensor = model(input_ids=ids_BL, position_ids=positions_BL, **kwargs).logits
     return out

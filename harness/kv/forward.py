@@ -88,6 +88,7 @@ class Forward:
             reference=None if references is None or apart else [rows.index(row) for row in references],
             against=outputs[references[0]] if references is not None and apart else None,
             outputs={} if references == list(rows) and len(rows) == 1 else None,
+            latents=self.latents,
         )
 
     def join(self, rows: Sequence[int], part: Forward) -> None:
@@ -202,9 +203,13 @@ class Forward:
             self.picks[key] = torch.arange(start, start + n, dtype=torch.int32, device=device)
         return self.picks[key]
 
-    def pick(self, x: Tensor, rows: list[int]) -> Tensor:
-        """The batch rows `rows` of x; a view where they follow one another."""
-        if rows[-1] - rows[0] == len(rows) - 1:  # always in rising order
+    def pick(self, x: Tensor, rows: list[int], length: int | None = None) -> Tensor:
+        """The batch rows `rows` of x, of x [B, H, L, D] their first tokens only; x itself or a view where it can be one."""
+        if length is not None and length < x.shape[2]:
+            x = x[:, :, :length]
+        if len(rows) == x.shape[0]:  # always in rising order
+            return x
+        if rows[-1] - rows[0] == len(rows) - 1:
             return x[rows[0] : rows[0] + len(rows)]
         return x.index_select(0, numbers(tuple(rows), x.device))
 

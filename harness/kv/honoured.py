@@ -15,7 +15,7 @@ from harness.stages.softmax import PLAIN, Softmax
 
 SOFTMAX = {"cap": "softcap", "sinks_Q": "s_aux", "alibi": "alibi", "sees": "sees"}  # fields of `Softmax`: names in a call
 # Keyword arguments that our attention implements, or that do not matter to it. Others are refused, not ignored.
-HONOURED = ("dropout", "is_causal", "sliding_window", "position_ids", "cache", "use_cache", "logits_to_keep", *SOFTMAX.values())
+HONOURED = {"dropout", "is_causal", "sliding_window", "position_ids", "cache", "use_cache", "logits_to_keep", *SOFTMAX.values()}
 
 
 def check(
@@ -23,8 +23,8 @@ def check(
 ) -> None:
     """UserError if a layer's attention or cache shape is not the one expected from the model's configuration."""
     layer = module.layer_idx
-    given = (name for name, setting in settings.items() if setting is not None and not name.startswith("output_"))
-    odd = sorted(set(given) - set(HONOURED))
+    given = {name for name, setting in settings.items() if setting is not None and not name.startswith("output_")}
+    odd = sorted(given - HONOURED)
     refuse(bool(odd), f"its attention uses {', '.join(odd)}")
     refuse(mask is not None, "it makes attention masks of its own")
     causal = settings.get("is_causal")

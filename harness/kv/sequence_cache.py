@@ -68,8 +68,9 @@ class SequenceCache:
         """For each layer where its heads are stored, in the order of the heads."""
         found: dict[int, tuple[Slot, ...]] = {}
         for group in self.head_groups:
-            for layer in group.heads.layers:
-                found[layer] = (*found.get(layer, ()), Slot(group, group.slot(layer)))
+            each = group.heads.each
+            for at, layer in enumerate(group.heads.layers):
+                found[layer] = (*found.get(layer, ()), Slot(group, slice(at * each, (at + 1) * each)))
         return found
 
     @property

@@ -41,9 +41,9 @@ class Views:
             self.stored = [torch.nn.functional.pad(x, (0, 0, 0, room + ROOM - self.room)) for x in self.stored]
 
     def of_rows(self, rows: list[int]) -> Views:
-        """Those of some of the rows."""
+        """Those of some of the rows; a spare is nobody else's, or one team would copy into what another reads."""
         chosen = numbers(tuple(rows), self.stored[0].device)
-        return Views(self.layers, [x.index_select(2, chosen) for x in self.stored], self.spare)
+        return Views(self.layers, [x.index_select(2, chosen) for x in self.stored], None)
 
     def keep(self, index_YRHN: Tensor, room: int) -> None:
         """Copy the tokens index_YRHN of every layer, row and head to the front, with `room` free places behind them."""

@@ -14,6 +14,7 @@ from harness.engine.streams import Read, Reading, read
 from harness.errors import UserError
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.encoded import Heads
+from harness.stages.stack import Stack
 from tests.support import conf_tree, tiny_models
 from tests.support.tiny_models import ids
 
@@ -113,6 +114,22 @@ def test_streams_with_views_give_the_same_curves(chunk: int) -> None:
     for name, a, b in zip(names, wave(0), wave(ALL), strict=True):
         assert all((a.curve(c) == b.curve(c)).all() for c in ("nll", "kl", "agree")), name
         assert (a.peak, a.byte_tokens, a.row.bytes()) == (b.peak, b.byte_tokens, b.row.bytes()), name
+
+
+@pytest.mark.parametrize("chunk", [9, 32])
+def test_sequences_that_part_have_views_of_their_own(chunk: int) -> None:
+    """Alike until the smaller budget is full, or until one text's last chunk is shorter: none copies into what another reads."""
+    engine, texts = tiny_models.engine("llama"), (tuple(ids(150, seed=1)), tuple(ids(107, seed=2)))
+    stacks = [Stack(), *(Stack(keep=conf_tree.keep("sink_h2o", budget), phase="always") for budget in (24, 40, 70))]
+
+    def wave(views: int) -> list[Read]:
+        starts = [(e, text, engine.start(stack, len(text))) for e, text in enumerate(texts) for stack in stacks]
+        readings = [Reading(ids=text, row=row, reference=e * len(stacks)) for e, text, row in starts]
+        return read(engine, readings, chunk, views)
+
+    for a, b in zip(wave(0), wave(ALL), strict=True):
+        assert all((a.curve(c) == b.curve(c)).all() for c in ("nll", "kl", "agree"))
+        assert torch.equal(a.errors, b.errors)
 
 
 @pytest.mark.parametrize("name", conf_tree.members("codec"))

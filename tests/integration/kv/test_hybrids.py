@@ -12,6 +12,9 @@ from harness.engine.answers import Ask
 from harness.engine.engine import Engine
 from harness.engine.streams import Reading, read
 from harness.errors import UserError
+from harness.families.tiny import build as random_model
+from harness.families.tiny import families, tiny_config
+from harness.kv.attention import NAME
 from harness.kv.compat import STATES, forward, shape_of
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs
@@ -82,14 +85,14 @@ def test_tokens_evicted_equal_tokens_masked(family: str, phase: str) -> None:
     assert away > 1e-3, "masking changes nothing: the comparison has no power"
 
 
-def arms(ours: Engine, *, exact: bool = True) -> list[SequenceCache]:
-    """Sixteen compressed contexts: four stacks, four lengths. Where sums may differ, none that rounds or ranks what is new."""
+def arms(ours: Engine) -> list[SequenceCache]:
+    """Sixteen compressed contexts: four stacks, four lengths."""
     int8 = conf_tree.member("codec", "int8")
     stacks = [
         Stack(),
         Stack(keep=conf_tree.keep("knorm", 24)),
-        Stack(keep=conf_tree.keep("sink_h2o" if exact else "streaming", 24), phase="always"),
-        Stack(keys=int8, values=int8) if exact else Stack(keep=conf_tree.keep("streaming", 24)),
+        Stack(keep=conf_tree.keep("sink_h2o", 24), phase="always"),
+        Stack(keys=int8, values=int8),
     ]
     needs = Needs(column_sums=True, queries=32)
     prefixes = [ours.prefill(ids(n, seed=n), needs) for n in (33, 40, 57, 64)]
@@ -98,10 +101,13 @@ def arms(ours: Engine, *, exact: bool = True) -> list[SequenceCache]:
 
 @pytest.mark.parametrize(("family", "exact"), [*((family, False) for family in HYBRIDS), ("qwen3_next", True), ("jamba", True)])
 def test_sixteen_arms_of_unequal_lengths_equal_each_alone_state_for_state(family: str, *, exact: bool) -> None:
-    """Bit for bit under batch_invariant; else as near as sums of another order are."""
+    """Bit for bit under batch_invariant; else as near as sums of another order are, and the same tokens kept.
+
+    A number half-way between two codes may then be rounded to the other: from there on the arm is another one, and it is left.
+    """
     ours = hybrids.engine(family, invariant=exact)
-    together = arms(ours, exact=exact)
-    alone = list(together)
+    together = arms(ours)
+    alone, rounded = list(together), set[int]()
     before = [[x.clone() for x in row.states.held] for row in together if row.states]
     feed = [ids(1 + b % 5, seed=b) for b in range(16)]
     start = list(together)
@@ -109,17 +115,31 @@ def test_sixteen_arms_of_unequal_lengths_equal_each_alone_state_for_state(family
         together, logits = ours.feed(together, feed)
         for b, row in enumerate(alone):
             (alone[b],), single = ours.feed([row], [feed[b]])
+            if b in rounded:
+                continue
             near(logits[b], single[0], exact=exact)
             found, expected = together[b].states, alone[b].states
             assert found is not None and expected is not None
             for x, y in zip(found.held, expected.held, strict=True):
                 near(x, y, exact=exact)
                 assert x.untyped_storage().nbytes() == x.nbytes, "a view would keep the states of others alive"
-            assert together[b].held() == alone[b].held()
+            for layer, same in zip(together[b].kept_positions(), alone[b].kept_positions(), strict=True):
+                assert all(torch.equal(x, y) for x, y in zip(layer, same, strict=True))
+            apart = [(x.int() - y.int()).abs() for x, y in zip(codes(together[b]), codes(alone[b]), strict=True)]
+            if any(int(x.sum()) for x in apart):
+                assert not exact and sum(int(x.sum()) for x in apart) <= 2 and max(int(x.max()) for x in apart) == 1
+                rounded.add(b)
         feed = [[int(token)] for token in logits.argmax(-1)]
+    assert len(rounded) <= 2
     for row, held in zip(start, before, strict=True):
         assert row.states is not None
         assert all(torch.equal(x, y) for x, y in zip(row.states.held, held, strict=True)), "a fork changed its start"
+
+
+def codes(row: SequenceCache) -> list[Tensor]:
+    """The integers that a sequence's keys and values are stored as."""
+    sides = [side for group in row.head_groups for side in (group.keys, group.values)]
+    return [x for side in sides for _, x in side.tensors() if not x.is_floating_point()]
 
 
 def near(found: Tensor, expected: Tensor, *, exact: bool) -> None:
@@ -132,7 +152,7 @@ def near(found: Tensor, expected: Tensor, *, exact: bool) -> None:
 def texts(ours: Engine) -> list[Reading]:
     """Two texts that end at different places, each under the full cache and an arm that evicts."""
     found, stack = list[Reading](), Stack(keep=conf_tree.keep("sink_h2o", 24), phase="always")
-    for text in (tuple(ids(75, seed=1)), tuple(ids(58, seed=2))):
+    for text in (tuple(ids(150, seed=1)), tuple(ids(107, seed=2))):
         first = len(found)
         starts = (ours.start(length=len(text)), ours.start(stack, len(text)))
         found += [Reading(ids=text, row=start, reference=first) for start in starts]
@@ -155,18 +175,20 @@ def test_streams_of_unequal_lengths_equal_each_alone(chunk: int) -> None:
         assert float(pair[1].errors[:, 0].sum()) > 0 == float(pair[0].errors[:, 0].sum())
 
 
-@pytest.mark.parametrize("chunk", [1, 32])
-def test_streams_in_lockstep_are_the_same_with_views_and_near_those_alone(chunk: int) -> None:
+@pytest.mark.parametrize(("family", "chunk"), [("bamba", 1), ("bamba", 32), ("qwen3_next", 9), ("qwen3_next", 32)])
+def test_streams_in_lockstep_are_the_same_with_views_and_near_those_alone(family: str, chunk: int) -> None:
     """A chunk of one text is never fed to the states of another, though sums may differ in their order."""
-    ours = hybrids.engine("bamba")
+    ours = hybrids.engine(family)
     readings = texts(ours)
     shown, plain = read(ours, readings, chunk, views=1 << 30), read(ours, readings, chunk)
     for one, other in zip(shown, plain, strict=True):
         assert one.curve("nll").tolist() == other.curve("nll").tolist()
         assert torch.equal(one.errors, other.errors)
     for at in (0, 2):
-        (alone,) = read(ours, [Reading(ids=readings[at].ids, row=readings[at].row, reference=0)], chunk)
-        near(torch.tensor(plain[at].curve("nll")), torch.tensor(alone.curve("nll")), exact=False)
+        pair = [Reading(ids=one.ids, row=one.row, reference=0) for one in readings[at : at + 2]]
+        for one, alone in zip(plain[at : at + 2], read(ours, pair, chunk), strict=True):
+            near(torch.tensor(one.curve("nll")), torch.tensor(alone.curve("nll")), exact=False)
+            assert one.row.held() == alone.row.held()
 
 
 def test_chunked_contexts_of_unequal_chunks_equal_each_alone() -> None:
@@ -178,6 +200,21 @@ def test_chunked_contexts_of_unequal_chunks_equal_each_alone() -> None:
         assert peak == alone_peak
         assert found.states is not None and alone.states is not None
         assert all(torch.equal(x, y) for x, y in zip(found.states.held, alone.states.held, strict=True))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_latents_beside_states_in_company_equal_each_alone(*, exact: bool) -> None:
+    if "kimi_linear" not in families() or not STATES:
+        pytest.skip("this version of transformers has no family with both")
+    ours = Engine(random_model(tiny_config("kimi_linear"), NAME), torch.float32, invariant=exact)
+    stacks = (Stack(), Stack(keep=conf_tree.keep("streaming", 24)))
+    rows = [ours.compress(ours.prefill(ids(n, seed=n)), stack) for n in (40, 57) for stack in stacks]
+    feed = [ids(1 + b % 3, seed=b) for b in range(len(rows))]
+    together, logits = ours.feed(rows, feed)
+    for b, row in enumerate(rows):
+        (alone,), single = ours.feed([row], [feed[b]])
+        near(logits[b], single[0], exact=exact)
+        assert alone.bytes() == together[b].bytes()
 
 
 def test_answers_with_views_are_those_without() -> None:

@@ -202,9 +202,9 @@ def test_views_change_nothing(name: str) -> None:
         assert (a.ids, a.peak, a.row.bytes()) == (b.ids, b.peak, b.row.bytes())
 
 
-@pytest.mark.parametrize("name", ["granite_swa", "gemma2", "bloom", "falcon, alibi", "gpt_neo"])
+@pytest.mark.parametrize("name", ["granite_swa", "gpt_oss", "gemma2", "llama4", "bloom", "falcon, alibi", "gpt_neo"])
 def test_company_changes_no_bit(name: str) -> None:
-    """In tiles each request's logits are those it has alone; experts are not in tiles, whatever their attention."""
+    """In tiles each request's logits are those it has alone, those of experts too."""
     plain, held = engine(name), rows(name, COMPANY)
     tiled = Engine(plain.model, plain.kv_dtype, invariant=True)
     feed = [ids(9 - 3 * (i % 2), seed=3 + i % 3) for i in range(len(held))]
