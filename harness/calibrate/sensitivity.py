@@ -60,7 +60,7 @@ def measured(engine: Engine, windows: Sequence[Sequence[int]], codec: Codec, rol
                 attention_output(stats.queries_QWD, side["keys"].float(), side["values"].float(), stats.scaling)
                 for side in (exact, {**exact, role: store.read(torch.float32)})
             )
-            moved[layer] += torch.stack([(other - o).double().square().sum(), o.double().square().sum()]).cpu()
+            moved[layer] += torch.stack([(other - o).square().sum(), o.square().sum()]).cpu()
     return {f"{role}.{layer}": (error / size.clamp(min=1e-30)).sqrt().float() for layer, (error, size) in moved.items()}
 
 

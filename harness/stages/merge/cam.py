@@ -43,24 +43,25 @@ class CaM(Merge):
         first_HE = torch.searchsorted(parting.stay_HM, parting.go_HE)
         last_HE = (first_HE + self.tokens).clamp(max=m)
         count_HE = last_HE - first_HE
-        stay_HM = parting.sums_HN.gather(1, parting.stay_HM).double()
+        stay_HM = parting.sums_HN.gather(1, parting.stay_HM)
         running = torch.nn.functional.pad(stay_HM.cumsum(1), (1, 0))
         mean_HE = (running.gather(1, last_HE) - running.gather(1, first_HE)) / count_HE.clamp(min=1)
-        own_HE = parting.sums_HN.gather(1, parting.go_HE).double()
-        chance_HE = torch.where(mean_HE > 0, own_HE / mean_HE, (own_HE > 0).double()).clamp(0, 1)
+        own_HE = parting.sums_HN.gather(1, parting.go_HE)
+        chance_HE = torch.where(mean_HE > 0, own_HE / mean_HE, (own_HE > 0).float()).clamp(0, 1)
         joins_HE = (parting.chance_HE < chance_HE) & (chance_HE >= self.threshold) & (count_HE > 0)
         share = parting.going(parting.v_HND) * (joins_HE / count_HE.clamp(min=1)).float()[..., None]
         added = _between(share, first_HE, last_HE, m)
         took_HM = _between(joins_HE[..., None].float(), first_HE, last_HE, m)[..., 0] > 0.5
+        added = added.masked_fill(~took_HM[..., None], 0)  # sums that cancel leave a last digit
         return Merged(took_HM, joins_HE.sum(1), v_HMD=parting.staying(parting.v_HND) + added)
 
 
 def _between(x_HED: Tensor, first_HE: Tensor, last_HE: Tensor, m: int) -> Tensor:
-    """For each of m kept tokens the sum of the x whose receivers first .. last - 1 it is among, [H, m, D]; summed in fp64."""
+    """For each of m kept tokens the sum of the x whose receivers first .. last - 1 it is among, [H, m, D] fp32."""
     h, _, d = x_HED.shape
     starts = torch.arange(0, h * (m + 1), m + 1, device=x_HED.device)[:, None]
-    edges = torch.zeros(h * (m + 1), d, dtype=torch.double, device=x_HED.device)
-    x = x_HED.flatten(0, 1).double()
+    edges = torch.zeros(h * (m + 1), d, dtype=torch.float32, device=x_HED.device)
+    x = x_HED.flatten(0, 1).float()
     edges.index_add_(0, (first_HE + starts).flatten(), x)
     edges.index_add_(0, (last_HE + starts).flatten(), -x)
-    return edges.view(h, m + 1, d).cumsum(1)[:, :m].float()
+    return edges.view(h, m + 1, d).cumsum(1)[:, :m]
