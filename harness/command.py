@@ -87,8 +87,8 @@ def make(config: Config, found: Sequence[Arm], build: Build = build) -> Made:
         planned = bench.planned(runner)
         for line in notices(bench.task, bench.lm.tokens, planned):
             print(f"warning: {line}", file=sys.stderr)
-        manifest = bench.manifest(found)
-        store.write_manifest(manifest | {"asked": asked(planned), "spellings": spelled})
+        manifest = bench.manifest(found) | {"spellings": {arm.name: arm.spellings for arm in found}}
+        store.write_manifest(manifest | {"asked": asked(planned)})
         keys = {one.key: (one.seed, str(one.example.id), one.arm.name) for one in planned}
         earlier = other_version(store.folder, keys) if store.done - keys.keys() else None
         if earlier:

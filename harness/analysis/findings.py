@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.analysis.contrast import Flips, flips
 from harness.analysis.curves import Curves, curves
 from harness.analysis.frontier import frontier, rank
 from harness.analysis.joint import joint
@@ -28,12 +29,14 @@ class Findings:
         cells: scores at each length and depth, for maps; empty where examples have neither.
         curves: perplexity by position; empty where no record names a series.
         frontier: the content of frontier.json.
+        flips: for each row of `points`, the answers that changed against the full cache.
     """
 
     points: pd.DataFrame
     cells: pd.DataFrame
     curves: Curves
     frontier: dict[str, Any]
+    flips: list[Flips]
 
 
 def findings(records: Sequence[Record], folder: Path = Path()) -> Findings:
@@ -44,6 +47,7 @@ def findings(records: Sequence[Record], folder: Path = Path()) -> Findings:
         cells=cells(records),
         curves=curves(folder, records, ranked),
         frontier=frontier(ranked) | {"joint": joint(ranked)},
+        flips=flips(records),
     )
 
 

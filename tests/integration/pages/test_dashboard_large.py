@@ -12,7 +12,7 @@ import pytest
 from harness.analysis.findings import findings
 from harness.analysis.points import cells
 from harness.pages import dashboard
-from harness.pages.depth_map import heat
+from harness.pages.place_figures import heat
 from tests.support.browser import ask, content
 from tests.support.record_factory import ROW, grid, make
 
