@@ -84,7 +84,8 @@ def cited(stacks: Iterable[str], tasks: Iterable[str]) -> dict[Entry, list[str]]
     """The entries of stacks and tasks, each with those it stands for; a changed stack counts as the one it was made of.
 
     Args:
-        stacks: labels such as `h2o, 8 sinks`; tasks: names.
+        stacks: labels such as `h2o, 8 sinks`.
+        tasks: names.
     """
     names = {f"compress/{stack.split(',')[0]}": stack for stack in stacks} | {f"task/{task}": task for task in tasks}
     uses = {entry.key: [name for member, name in names.items() if member in entry.members] for entry in entries()}

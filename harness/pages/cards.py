@@ -42,8 +42,8 @@ _BITS = (
     "share of bytes. Hover for all of them"
 )
 _JOINT = (
-    "scores between a guess (0) and the full cache (1), their mean; bars reach down to the worst. Only points that all have, and "
-    "only where the full cache is better than chance"
+    "scores between a guess (0) and the full cache (1), their mean; bars reach down to the worst. Only points that all have, "
+    "and only where the full cache is better than chance"
 )
 _EXPORTS = {"csv": "CSV", "latex": "LaTeX", "markdown": "Markdown"}
 

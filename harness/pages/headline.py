@@ -64,10 +64,13 @@ def joint_headline(entry: Mapping[str, Any]) -> str:
         return "No smaller cache has a score on all of them"
     near = [point for point in smaller if point["score"] >= KEPT]
     best = min(near, key=lambda point: point["ratio"]) if near else max(smaller, key=lambda point: point["score"])
-    least = f"the smallest that keeps {KEPT:.0%} of" if near else f"none keeps {KEPT:.0%} of; the nearest to"
+    kept = f"{share_text(KEPT)} of the full cache's score above chance over {len(entry['members'])} {entry['over']}"
+    named = f"{best['label']}, {share_text(best['ratio'])} of the bytes"
+    said = f"{score_text(best['score'])} on average, {score_text(best['worst'])} at the worst"
     return (
-        f"{best['label']}, {share_text(best['ratio'])} of the bytes: {least} the full cache's score above chance over "
-        f"{len(entry['members'])} {entry['over']}: {score_text(best['score'])} on average, {score_text(best['worst'])} at the worst"
+        f"{named}, is the smallest that keeps {kept}: {said}"
+        if near
+        else f"No smaller cache keeps {kept}; the nearest is {named}: {said}"
     )
 
 

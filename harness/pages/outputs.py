@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.analysis.contrast import contrasts
 from harness.analysis.findings import Findings, findings
-from harness.citations.bibliography import Entry, bibtex, cited
+from harness.citations.bibliography import bibtex, cited, unknown
 from harness.errors import UserError
 from harness.files.plain_files import printable
 from harness.pages import dashboard, table
@@ -74,10 +74,6 @@ def _short(manifest: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> J
     return short | ({SPELLINGS: {name: words for part in spelled for name, words in part.items()}} if spelled else {})
 
 
-def _cited(found: Findings) -> dict[Entry, list[str]]:
-    return cited(*([str(name) for name in found.points[column].unique()] for column in ("stack", "task")))
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Run:
     """The records of one folder that count, and what its report says beside them."""
@@ -126,15 +122,16 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     table.show_contrasts(paired.frame)
     for line in (*paired.problems, *found.curves.problems):
         print(printable(line))
+    stacks, tasks = ([str(name) for name in found.points[column].unique()] for column in ("stack", "task"))
+    references = cited(stacks, tasks)
+    table.show_citations(references, unknown(stacks, tasks))
+    bib = out.with_suffix(".bib")
+    replace(bib, lambda path: path.write_text(bibtex(references), encoding="utf-8"))
+    print(bib)
     if against:
         beside = out.parent / "contrasts.csv"
         replace(beside, lambda path: paired.frame.to_csv(path, index=False))
         print(beside)
-    references = _cited(found)
-    table.show_citations(references)
-    bib = out.with_suffix(".bib")
-    replace(bib, lambda path: path.write_text(bibtex(references), encoding="utf-8"))
-    print(bib)
     dashboard.write(found, out, _manifests(runs))
     print(out)
 

@@ -54,10 +54,11 @@ def show_contrasts(contrasts: pd.DataFrame, console: Console | None = None) -> N
         console.print(_contrast_table(group, title))
 
 
-def show_citations(found: Mapping[Entry, Sequence[str]], console: Console | None = None) -> None:
-    """Print whom to cite for these stacks and tasks, a line each."""
+def show_citations(found: Mapping[Entry, Sequence[str]], missing: Sequence[str], console: Console | None = None) -> None:
+    """Print whom to cite for these stacks and tasks, a line each; `missing` are those that no entry stands for."""
     console = console or _console()
     lines = [f"{', '.join(names)}: {entry.line}" for entry, names in found.items()]
+    lines += [f"{', '.join(missing)}: not of this program"] if missing else []
     console.print(Group(Text("What to cite", style="bold"), _notes_text(lines), Text("")))
 
 

@@ -81,10 +81,10 @@ def test_a_click_on_a_point_opens_all_that_is_known_of_it(driver: Any) -> None:
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
     place = value(
         driver,
-        """(() => { const plot = document.getElementById('s0-frontier'), trace = plot.data.find(t => t.name === 'h2o');
-        const i = trace.meta.ids.indexOf(%s), {xaxis, yaxis} = plot._fullLayout, box = plot.getBoundingClientRect();
-        return [xaxis._offset + xaxis.d2p(trace.x[i]) - box.width / 2, yaxis._offset + yaxis.d2p(trace.y[i]) - box.height / 2]; })()"""
-        % point("h2o 0.1"),
+        f"""(() => {{ const plot = document.getElementById('s0-frontier'), trace = plot.data.find(t => t.name === 'h2o');
+        const i = trace.meta.ids.indexOf({point("h2o 0.1")}), axes = plot._fullLayout, box = plot.getBoundingClientRect();
+        return [axes.xaxis._offset + axes.xaxis.d2p(trace.x[i]) - box.width / 2,
+          axes.yaxis._offset + axes.yaxis.d2p(trace.y[i]) - box.height / 2]; }})()""",
     )
     ActionChains(driver).move_to_element_with_offset(plot, *map(round, place)).pause(0.3).click().perform()
     wait(driver, "document.querySelectorAll('#detail .js-plotly-plot').length === 1")
