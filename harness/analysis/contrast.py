@@ -36,7 +36,7 @@ COLUMNS: dict[str, str] = {
 }
 _RUN = ("metric", "aggregate", "higher_is_better")
 _SHOWN, _ALL = 6, 4000  # changed answers that are shown of a point, and of all points together where there are many
-_EXCERPT = 200  # characters of a question or an answer
+_EXCERPT = 160  # characters of a question or an answer
 
 
 class Flip(NamedTuple):
@@ -159,9 +159,15 @@ def _flips(point: Point, base: dict[Any, Record], shown: int) -> Flips:
 
 
 def _flip(record: Record, full: Record) -> Flip:
-    gold = " | ".join(map(str, record["gold"]))
-    texts = (record["example_id"], record.get("question") or "", gold, full["output"], record["output"])
-    return Flip(*map(_excerpt, texts), score=number(record["score"]), full_score=number(full["score"]))
+    return Flip(
+        example=_excerpt(record["example_id"]),
+        question=_excerpt(record.get("question") or ""),
+        gold=_excerpt(" | ".join(map(str, record["gold"]))),
+        full=_excerpt(full["output"]),
+        answer=_excerpt(record["output"]),
+        score=number(record["score"]),
+        full_score=number(full["score"]),
+    )
 
 
 def _excerpt(text: object) -> str:

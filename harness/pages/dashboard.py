@@ -180,8 +180,8 @@ def _indexed(values: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def _budget(row: Row) -> str:
-    value = "" if pd.isna(row["budget_value"]) else f"{row['budget_value']:g}"
-    unit = "" if pd.isna(row["budget_unit"]) else str(row["budget_unit"])
+    value: str = "" if pd.isna(row["budget_value"]) else f"{row['budget_value']:g}"
+    unit: str = "" if pd.isna(row["budget_unit"]) else str(row["budget_unit"])
     return f"{unit} {value}".strip() or "none"
 
 

@@ -33,7 +33,7 @@ function bytesPart(id) {
 }
 function small(figure, traces, height) {
   const div = make('div');
-  const layout = {...structuredClone(figure.layout), height, margin: {l: 56, r: 8, t: 8, b: 44}, showlegend: false, annotations: []};
+  const layout = {...structuredClone(figure.layout), height, margin: {l: 76, r: 8, t: 8, b: 44}, showlegend: false, annotations: []};
   for (const key of Object.keys(layout)) if (/^[xy]axis[0-9]+$/.test(key)) delete layout[key];
   layout.xaxis.domain = [0, 1]; delete layout.xaxis.matches; delete layout.yaxis.matches;
   return [div, () => Plotly.newPlot(div, traces, layout, {...settings, displayModeBar: false})];

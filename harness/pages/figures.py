@@ -12,6 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from harness.analysis.labels import bits_of, family_of, mode
+from harness.analysis.point_row import BASE
 from harness.analysis.points import Row, rows_of
 from harness.pages.hover import is_stream
 from harness.pages.looks import AXIS, INK, KIND_LOOKS, MUTED, Look, layout, legend, legend_height
@@ -162,7 +163,7 @@ def bits_map(panel: pd.DataFrame) -> go.Figure | None:
             meta={"ids": [[rows[0]["id"] if rows else None for rows in line] for line in grid]},
         )
     )
-    figure.update_layout(layout(height=150 + 58 * len(keys), margin=_MARGIN))
+    figure.update_layout(layout(height=160 + 58 * len(keys), margin=_MARGIN | {"l": 88, "t": 34}))
     figure.update_xaxes(title={"text": "bits of a value", "font": {"size": 13}}, type="category", showgrid=False)
     figure.update_yaxes(title={"text": "bits of a key", "font": {"size": 13}}, type="category", showgrid=False)
     return figure
@@ -194,9 +195,9 @@ def joint(points: Sequence[Mapping[str, Any]], looks: Mapping[str, Look]) -> go.
             marker={
                 "color": look.colour,
                 "symbol": look.symbol,
-                "size": [13 if point["on_frontier"] else 9 for point in own],
-                "opacity": [1.0 if point["on_frontier"] else 0.6 for point in own],
-                "line": {"width": [1.3 if point["on_frontier"] else 0.6 for point in own], "color": INK},
+                "size": [13 if bold else 9 for bold in _bold(own)],
+                "opacity": [1.0 if bold else 0.6 for bold in _bold(own)],
+                "line": {"width": [1.3 if bold else 0.6 for bold in _bold(own)], "color": INK},
             },
             error_y={
                 "type": "data",
@@ -227,6 +228,10 @@ def joint(points: Sequence[Mapping[str, Any]], looks: Mapping[str, Look]) -> go.
     figure.update_xaxes(**AXIS, type="log", title={"text": "KV bytes as a share of the full cache", "font": {"size": 13}})
     figure.update_yaxes(**AXIS, title={"text": "mean of (score - chance) / (full - chance)", "font": {"size": 13}})
     return figure
+
+
+def _bold(points: Sequence[Mapping[str, Any]]) -> list[bool]:
+    return [point["on_frontier"] or point["stack"] == BASE for point in points]
 
 
 def _joint_hover(point: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,22 @@ FLAGS = (
 
 
 @contextmanager
-def opened(page: Path, scratch: Path, *, dark: bool = False) -> Iterator[Any]:
+def opened(page: Path, scratch: Path) -> Iterator[Any]:
     """The driver on the page, drawn; what the page downloads lies in scratch/downloads.
 
     On leaving, the page must have asked for no address and put nothing on the console.
     """
     found = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
-    webdriver = (
-        pytest.importorskip("selenium.webdriver") if not os.environ.get("CI") else __import__("selenium.webdriver").webdriver
-    )
-    if None in found.values():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("chromium and chromedriver are needed: make ci-deps")
+    missing = [name for name, path in found.items() if path is None] + ([] if find_spec("selenium") else ["selenium"])
+    if missing:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            f"{', '.join(missing)} needed: make ci-deps, pip install -e .[dev]"
+        )
+    from selenium import webdriver
+
     options = webdriver.ChromeOptions()
     options.binary_location = str(found["chromium"])
-    for flag in (*FLAGS, f"--user-data-dir={scratch / 'profile'}", *(["--force-dark-mode"] if dark else [])):
+    for flag in (*FLAGS, f"--user-data-dir={scratch / 'profile'}"):
         options.add_argument(flag)
     options.add_experimental_option("prefs", {"download.default_directory": str(scratch / "downloads")})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})

@@ -39,7 +39,7 @@ def test_what_is_shown_is_bounded_in_number_and_length() -> None:
     full, lost = _run("full", [1] * 40), _run("int4", [0] * 40)
     found = flips(full + [record | {"output": "x" * 10_000} for record in lost])[1]
     assert (found.lost, len(found.shown)) == (40, 6)
-    assert len(found.shown[0].answer) == 200 and found.shown[0].answer.endswith(" …")
+    assert len(found.shown[0].answer) == 160 and found.shown[0].answer.endswith(" …")
     many = full[:3] + [one for i in range(2100) for one in _run(f"s{i}", [0, 0, 0])]
     assert sum(len(one.shown) for one in flips(many)) <= 4000
 
