@@ -75,7 +75,6 @@ class Tokens(Protocol):
     @property
     def max_length(self) -> int | None:
         """Positions the model was built for, or None when unlimited."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, no special token added."""
@@ -209,6 +208,7 @@ class Record:
     metric: str
     seed: int
     batch_invariant: bool = False  # logits are the same bits whatever shares a batch
+    adaptive: bool = False  # how many examples there are was decided while looking at results
     higher_is_better: bool = True
     aggregate: str = "mean"
     weight: float = 1.0

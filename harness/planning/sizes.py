@@ -40,8 +40,8 @@ def size(stack: Stack, shape: ModelShape, context: int, itemsize: int, new: int 
         UserError: the budget is too small for this context.
     """
     budget = solve_budget(stack, shape, context, itemsize)
-    kinds: Counter[str] = Counter()
-    low = high = Fraction(0)
+    kinds: Counter[str] = Counter({"recurrent": shape.constant} if shape.constant else {})
+    low = high = Fraction(shape.constant)
     open_layers: list[tuple[LayerShape, Held]] = []
     windows = [(layer, Held((0,) * layer.heads)) for layer in shape.layers if layer.window is not None]
     full = [(shape.layers[i], one) for i, one in held(stack, shape, budget, context).items()]
@@ -77,7 +77,8 @@ def _of_layer(stack: Stack, layer: LayerShape, heads: tuple[int, ...], itemsize:
     if len(set(heads)) == 1:
         return layer_bytes(stack, layer, heads[0], itemsize, seen)
     kinds: Counter[str] = Counter()
-    for n, times in Counter(heads).items():
+    alone = stack.keys.joint or stack.values.joint  # heads that part are vectors of their own
+    for n, times in [(n, 1) for n in heads] if alone else Counter(heads).items():
         kinds.update(layer_bytes(stack, replace(layer, heads=times), n, itemsize, seen))
     return dict(kinds) | {"positions": 4 * sum(heads)}
 

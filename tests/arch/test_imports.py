@@ -31,7 +31,7 @@ SEES: dict[str, tuple[str, ...]] = {  # a room -> the rooms it may import from; 
     "lm_eval": (*STACK, "tasks", "configure", "calibrate"),
     "records": VALUES,
     "citations": ("errors",),
-    "evaluation": (*SETUP, "records"),
+    "evaluation": (*SETUP, "records", "analysis"),
     "analysis": (*VALUES, "records"),
     "pages": READING,
     "advice": (*STACK, "tasks", "configure", *READING, "pages", "planning"),
