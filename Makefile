@@ -63,7 +63,7 @@ reference-%: .venv/ready
 
 ci-deps: ## system packages that some tests need (Debian: chromium, slurm)
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core \
 		slurmctld slurmd slurm-client iproute2 >/dev/null
 
 clean: ## remove the environment and caches of tools, never results

@@ -95,7 +95,7 @@ def make(config: Config, found: Sequence[Arm], build: Build = build) -> Made:
         loose = bench.options.batch_invariant and not bench.setup.batch_invariant
         for line in [*([LOOSE] if loose else []), *notices(bench.task, bench.lm.tokens, planned)]:
             print(f"warning: {line}", file=sys.stderr)
-        manifest = bench.manifest(found)
+        manifest = bench.manifest(found) | {"spellings": {arm.name: arm.spellings for arm in found}}
         keys = {one.key: (one.seed, str(one.example.id), one.arm.name) for one in planned}
         earlier = other_version(store.folder, keys) if store.done - keys.keys() else None
         if earlier:
@@ -103,7 +103,7 @@ def make(config: Config, found: Sequence[Arm], build: Build = build) -> Made:
         failures, adaptive = list[str](), Adaptive(planned, store, bench.options.precision)
         wanted: list[Planned] = []
         for part in adaptive if bench.options.auto else [planned]:
-            store.write_manifest(manifest | {"asked": asked(part), "spellings": spelled})
+            store.write_manifest(manifest | {"asked": asked(part)})
             failures += bench.run(store, runner, part)
             wanted += part
         keys = {one.key: keys[one.key] for one in wanted}

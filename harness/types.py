@@ -75,7 +75,6 @@ class Tokens(Protocol):
     @property
     def max_length(self) -> int | None:
         """Positions the model was built for, or None when unlimited."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, no special token added."""
@@ -240,6 +239,7 @@ class Record:
     control_text: int = 0  # words of the user's text that the model reads as the template's
     chunk: int | None = None  # streams: tokens fed between two compressions
     order: int | None = None  # of several questions on one context, which one this was, from 1
+    question: str = ""  # as it was asked, cut to an excerpt; a page shows it beside answers that changed
     rope_length: int | None = None  # tokens that the rotation was computed for, where it depends on the length of the text
     status: str = "ok"  # ok | refused | failed | not_exercised
     error: str | None = None

@@ -1,4 +1,4 @@
-"""Points of one run against one of them, paired: records to one typed table.
+"""Points of one run against one of them, paired: records to one typed table, and the answers that changed.
 
 A row is one point beside the point that was named, on the same examples. The pairing rule, the statistics and the labels
 are those of the points table (`point_row`); only the base is another point than the full cache.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.labels import mode
 from harness.analysis.point_measures import mean, number, ratio
-from harness.analysis.point_row import RUN_GROUP, Point, Record, compare, configurations, spread
+from harness.analysis.point_row import BASE, RUN_GROUP, Point, Record, compare, configurations, spread
 from harness.errors import require
 
 COLUMNS: dict[str, str] = {
@@ -35,6 +35,31 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("storage", "against_storage"), "string"),
 }
 _RUN = ("metric", "aggregate", "higher_is_better")
+_SHOWN, _ALL = 6, 4000  # changed answers that are shown of a point, and of all points together where there are many
+_EXCERPT = 160  # characters of a question or an answer
+
+
+class Flip(NamedTuple):
+    """One example that a point scored otherwise than the full cache; texts are cut to an excerpt.
+
+    `score` and `full_score` are of this example; `question` is empty in records of older versions.
+    """
+
+    example: str
+    question: str
+    gold: str
+    full: str
+    answer: str
+    score: float
+    full_score: float
+
+
+class Flips(NamedTuple):
+    """Of one point: examples that it lost against the full cache, those it won, and some of them."""
+
+    lost: int
+    won: int
+    shown: list[Flip]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,3 +135,41 @@ def _bytes(point: Point, against: Point, shared: Sequence[Any]) -> dict[str, flo
 
 def _context(records: Sequence[Record]) -> NDArray[np.float64]:
     return np.array([number(record["kv_bytes_context"]) for record in records], dtype=np.float64)
+
+
+def flips(records: Iterable[Record]) -> list[Flips]:
+    """What changed against the full cache of the same run, for each point in the order of the points table.
+
+    Only examples with an answer count; the largest losses are shown first, a bounded number of a point and of all.
+    """
+    points = configurations(records)
+    bases = {point.run: point.latest for point in points if point.first["stack"] == BASE}
+    shown = min(_SHOWN, max(1, _ALL // max(len(points), 1)))
+    return [_flips(point, {} if point.first["stack"] == BASE else bases.get(point.run, {}), shown) for point in points]
+
+
+def _flips(point: Point, base: dict[Any, Record], shown: int) -> Flips:
+    sign = 1.0 if point.first["higher_is_better"] else -1.0
+    pairs = [(record, base[example]) for example, record in point.scored.items() if example in base]
+    answered = [(one, full) for one, full in pairs if None not in (one["output"], full["output"], full["score"])]
+    changed = [(sign * (number(one["score"]) - number(full["score"])), one, full) for one, full in answered]
+    changed = sorted((change for change in changed if change[0]), key=lambda change: change[0])
+    lost = sum(gain < 0 for gain, *_ in changed)
+    return Flips(lost, len(changed) - lost, [_flip(one, full) for _, one, full in changed[:shown]])
+
+
+def _flip(record: Record, full: Record) -> Flip:
+    return Flip(
+        example=_excerpt(record["example_id"]),
+        question=_excerpt(record.get("question") or ""),
+        gold=_excerpt(" | ".join(map(str, record["gold"]))),
+        full=_excerpt(full["output"]),
+        answer=_excerpt(record["output"]),
+        score=number(record["score"]),
+        full_score=number(full["score"]),
+    )
+
+
+def _excerpt(text: object) -> str:
+    whole = str(text)
+    return whole if len(whole) <= _EXCERPT else whole[: _EXCERPT - 2] + " …"

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.certainty import detectable, frontier_chance, holm
+from harness.analysis.contrast import Flips, flips
 from harness.analysis.curves import Curves, curves
 from harness.analysis.frontier import frontier, rank
 from harness.analysis.joint import joint
@@ -27,12 +28,14 @@ class Findings:
         cells: scores at each length and depth, for maps; empty where examples have neither.
         curves: perplexity by position; empty where no record names a series.
         frontier: the content of frontier.json.
+        flips: for each row of `points`, the answers that changed against the full cache.
     """
 
     points: pd.DataFrame
     cells: pd.DataFrame
     curves: Curves
     frontier: dict[str, Any]
+    flips: list[Flips]
 
 
 def findings(records: Sequence[Record], folder: Path = Path()) -> Findings:
@@ -43,6 +46,7 @@ def findings(records: Sequence[Record], folder: Path = Path()) -> Findings:
         cells=cells(records),
         curves=curves(folder, records, ranked),
         frontier=frontier(ranked) | {"joint": joint(ranked)},
+        flips=flips(records),
     )
 
 

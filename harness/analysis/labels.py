@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -54,6 +55,19 @@ def family_of(stack_config: Mapping[str, Any]) -> str:
     if any(not _exact(stack_config.get(role)) for role in ("keys", "values")):
         parts.append("quantization")
     return " + ".join(parts) or ("full" if stack_config.get("positions", "original") == "original" else "positions")
+
+
+def bits_of(codec: object) -> int | None:
+    """Bits that a codec of a configuration stores an element in, scales aside; None where that is not one number."""
+    if not isinstance(codec, Mapping):
+        return None
+    if isinstance(codec.get("bits"), int):
+        return int(codec["bits"])
+    if codec.get("inner") is not None:
+        return bits_of(codec["inner"])
+    name = str(codec.get("_target_", "")).rsplit(".", 1)[-1]
+    found = re.fullmatch(r"(?:Int|Float)(\d+)(?:Static)?", name)
+    return 16 if _exact(codec) else int(found[1]) if found else None
 
 
 def _exact(codec: object) -> bool:

@@ -11,6 +11,7 @@ from harness.evaluation.planned import Planned, Setup, sample_of
 from harness.evaluation.record_fields import Fields
 from harness.types import Bytes, Example, Record, Task
 
+QUESTION = 300  # characters of a question that a record keeps
 NOTHING = "nothing was compressed: every token is kept, and as it was (a stack or budget that keeps all, or a short context)"
 
 
@@ -65,6 +66,7 @@ class RecordMaker:
             depth_realised=example.depth_realised,
             control_text=prompt.control_text,
             order=example.order,
+            question=excerpt(example),
             model=self.setup.model,
             task=task.name,
             stack=arm.label,
@@ -85,6 +87,13 @@ class RecordMaker:
             seed=planned.seed,
         )
         return replace(known, **planned.shared | fields)
+
+
+def excerpt(example: Example) -> str:
+    """The question on one line, else the end of the context that asks it, cut to a length that a page can show."""
+    asked = example.question or (example.context[-QUESTION + 2 :] if example.answers else "")
+    text = " ".join(asked.split())
+    return text if len(text) <= QUESTION else text[: QUESTION - 2] + " …"
 
 
 def guess(example: Example, task: Task) -> float:

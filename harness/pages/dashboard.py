@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from harness.analysis.contrast import Flips
 from harness.analysis.curves import Curves
 from harness.analysis.findings import Findings
 from harness.analysis.frontier import GROUP
-from harness.analysis.labels import shortened, with_settings
+from harness.analysis.labels import BETWEEN, family_of, mode, shortened, with_settings
 from harness.analysis.point_row import BASE
-from harness.analysis.points import rows_of
+from harness.analysis.points import Row, rows_of
+from harness.citations.bibliography import cited, unknown
 from harness.errors import UserError
-from harness.pages import curve_figure as by_position
+from harness.pages import cards
 from harness.pages import facts as html
-from harness.pages import figures
-from harness.pages import paired_view as by_pairs
-from harness.pages.depth_map import heat
-from harness.pages.frame import only_in, render, select_options, switch
-from harness.pages.frontier_figure import frontier as frontier_figure
-from harness.pages.frontier_figure import views
-from harness.pages.hover import hover, is_stream
-from harness.pages.looks import Look, looks
-from harness.pages.markup import as_markup, markup
+from harness.pages.cards import Page, Panel
+from harness.pages.frame import render
+from harness.pages.hover import hover
+from harness.pages.looks import looks
+from harness.pages.markup import as_markup, markup, one_line
 from harness.records.atomic import replace
 
-Panel = tuple[str, str, str, bool]  # the values of GROUP
-
 TITLE = "What each byte of KV cache buys"
-_LEGEND = (
-    "Large, outlined points are on the frontier: no other point scores better for as few bytes. Lighter points are "
-    "beaten, not dropped. Bars are 95 % intervals; the dotted line and its band are the full cache. Hollow markers: "
-    "simulated storage. Points of one stack are joined by a thin line; the two modes are never joined."
-)
-
-_CURVES = (
-    "exp of the mean negative log-likelihood of the tokens in a bucket, over all documents. Every stack shows its point "
-    "nearest to the chosen budget, by the share of tokens kept; stacks without a budget always show. Larger markers keep more."
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Page:
-    """What the sections of a page share; all texts are markup. `content` gathers what the script of the page reads."""
-
-    cells: pd.DataFrame
-    curves: Curves
-    volumes: Mapping[Panel, tuple[float | None, str | None]]  # hypervolume, or why there is none
-    looks: dict[str, Look]
-    content: dict[str, Any]
+_NUMBERS = {"score": "score", "low": "score_lo", "high": "score_hi", "bytes": "bytes_context", "full": "bytes_full"}
+_ALONE = ("stacks", "redo", "progress")  # overrides of a run that a command for one of its points does not repeat
 
 
 def write(found: Findings, path: Path, manifests: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -69,17 +47,22 @@ def write(found: Findings, path: Path, manifests: Mapping[str, Mapping[str, Any]
     if found.points.empty:
         raise UserError("there are no records to draw")
     ranked = _with_hover(found.points)
-    page = _Page(
+    groups = {_panel(group): group for group in found.frontier["groups"]}
+    page = Page(
         cells=as_markup(found.cells),
         curves=Curves(frame=as_markup(found.curves.frame), problems=found.curves.problems),
-        volumes={_panel(group): (group["hypervolume"], group["hypervolume_missing"]) for group in found.frontier["groups"]},
+        volumes={panel: (group["hypervolume"], group["hypervolume_missing"]) for panel, group in groups.items()},
+        families={panel: group["hypervolume_by_family"] for panel, group in groups.items()},
         looks=looks(ranked["stack"], BASE),
-        content={"figures": {}, "heat": {}, "titles": {}, "views": {}, "shown": {}, "windows": {}, "tables": {}},
     )
     parts = ranked.groupby(["model", "task"], sort=False)
     sections = [_section(page, f"s{i}", _shortly(section)) for i, (_, section) in enumerate(parts)]
-    body = _header(ranked) + html.not_discriminative(ranked) + "".join(sections)
-    body += html.labels() + html.made_with(manifests or {})
+    joint = [cards.joint_card(page, f"j{i}", _as_markup(entry)) for i, entry in enumerate(found.frontier["joint"])]
+    sides = [cards.sides_card()] if ranked.groupby(list(GROUP)).ngroups > 1 else []
+    page.content.update(_explored(found, ranked["about"].tolist(), manifests or {}))
+    body = _header(ranked) + html.not_discriminative(ranked) + "".join([*joint, *sections, *sides])
+    stacks, tasks = ([str(name) for name in found.points[column].unique()] for column in ("stack", "task"))
+    body += html.citations(cited(stacks, tasks), unknown(stacks, tasks)) + html.labels() + html.made_with(manifests or {})
     text = render(f"{TITLE} · {', '.join(ranked['model'].unique())}", body, page.content)
     replace(path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
@@ -89,15 +72,24 @@ def _panel(group: Mapping[str, Any]) -> Panel:
     return markup(group["run_id"]), markup(group["model"]), markup(group["task"]), group["query_aware"]
 
 
+def _as_markup(value: Any) -> Any:
+    """The value with every text in it as markup."""
+    if isinstance(value, Mapping):
+        return {key: _as_markup(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_as_markup(one) for one in value]
+    return markup(value) if isinstance(value, str) else value
+
+
 def drawable(points: pd.DataFrame) -> pd.DataFrame:
     """The points of one model and task as the figures of a page take them: texts as markup, hover lines, short names."""
     return _shortly(_with_hover(points))
 
 
 def _with_hover(points: pd.DataFrame) -> pd.DataFrame:
+    """The points as markup with `about`, what they say on hover, and `id`, their place in the table."""
     ranked = as_markup(points)
-    ranked["about"] = [hover(row) for row in rows_of(ranked)]
-    return ranked
+    return ranked.assign(about=[hover(row) for row in rows_of(ranked)], id=range(len(ranked)))
 
 
 def _shortly(section: pd.DataFrame) -> pd.DataFrame:
@@ -118,10 +110,11 @@ def _header(ranked: pd.DataFrame) -> str:
     return (
         f"<h1>{TITLE}</h1><p class=quiet>{names} · {len(ranked)} points of {stacks} compression stacks and the full"
         f" cache · runs {', '.join(ranked['run_id'].unique())}</p>"
+        '<div id="filters" class="card" role="search" aria-label="filters"></div>'
     )
 
 
-def _section(page: _Page, ident: str, section: pd.DataFrame) -> str:
+def _section(page: Page, ident: str, section: pd.DataFrame) -> str:
     first = section.iloc[0]
     better = "higher" if first["higher_is_better"] else "lower"
     seeds = ", ".join(dict.fromkeys(section["seeds"]))
@@ -129,111 +122,109 @@ def _section(page: _Page, ident: str, section: pd.DataFrame) -> str:
     spread = f"{counts[0]}–{counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)
     panels = [panel for _, panel in section.groupby(list(GROUP), sort=False)]
     parts = [
-        f"<section><h2>{first['model']} · {first['task']}</h2>",
+        f'<section id="{ident}"><h2>{first["model"]} · {first["task"]}</h2>',
         f"<p class=quiet>{first['metric']}, {better} is better · n = {spread} a point · seed {seeds}</p>",
-        html.facts(section, page.volumes),
-        _frontier_card(page, f"{ident}-frontier", section),
+        html.facts(section, page.volumes, page.families),
+        cards.frontier_card(page, f"{ident}-frontier", section),
     ]
-    parts += [_curves_card(page, f"{ident}-curves{i}", panel, section) for i, panel in enumerate(panels)]
-    parts += [_heat_card(page, f"{ident}-heat{i}", panel, section) for i, panel in enumerate(panels)]
-    parts += [_bytes_card(page, f"{ident}-bytes{i}", panel, section) for i, panel in enumerate(panels)]
-    parts += [_table_card(page, f"{ident}-points{i}", panel, section) for i, panel in enumerate(panels)]
-    parts.append(_card("Not drawn or not ranked", html.not_drawn(section)))
+    for name, made in (
+        ("curves", cards.curves_card),
+        ("heat", cards.heat_card),
+        ("bits", cards.bits_card),
+        ("bytes", cards.bytes_card),
+        ("points", cards.table_card),
+    ):
+        parts += [made(page, f"{ident}-{name}{i}", panel, section) for i, panel in enumerate(panels)]
+    parts.append(cards.card("Not drawn or not ranked", html.not_drawn(section)))
     return "".join(parts) + "</section>"
 
 
-def _card(title: str, inner: str, note: str = "", controls: Iterable[str] = ()) -> str:
-    quiet = f'<p class="quiet small">{note}</p>' if note else ""
-    right = f'<div class="switches">{"".join(controls)}</div>'
-    return f'<div class="card"><div class="head"><h3>{title}</h3>{right}</div>{quiet}{inner}</div>'
+def _explored(found: Findings, about: list[str], manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What the page's script knows of every point: texts that it shows as they are, by their place in a list of names."""
+    rows = rows_of(found.points)
+    panels = [(row["run_id"], row["model"], row["task"], mode(row)) for row in rows]
+    first = {panel: row for panel, row in reversed(list(zip(panels, rows, strict=True)))}
+    sections = list(dict.fromkeys((row["model"], row["task"]) for row in rows))
+    parts = [_command(row, manifests.get(row["run_id"], {})) for row in rows]
+    facets = {
+        "model": _indexed(row["model"] for row in rows),
+        "task": _indexed(row["task"] for row in rows),
+        "family": _indexed(family_of(json.loads(row["stack_config"])) for row in rows),
+        "phase": _indexed("–" if row["stack"] == BASE else row["phase"] for row in rows),
+        "budget": _indexed(_budget(row) for row in rows),
+    }
+    points = {
+        "label": [one_line(row["label"]) for row in rows],
+        "about": about,
+        **{name: [row[column] for row in rows] for name, column in _NUMBERS.items()},
+        "panel": _indexed(panels)["of"],
+        **{name: _indexed(part[i] for part in parts) for i, name in enumerate(("run", "stack", "point"))},
+    }
+    known = [
+        {
+            "title": " · ".join(map(one_line, (panel[1], panel[2], panel[3], panel[0]))),
+            "section": f"s{sections.index((panel[1], panel[2]))}",
+            "metric": one_line(first[panel]["metric"]),
+            "higher": bool(first[panel]["higher_is_better"]),
+        }
+        for panel in dict.fromkeys(panels)
+    ]
+    return {"points": points, "facets": facets, "panels": known, "flips": _changed(found.flips)}
 
 
-def _plot(page: _Page, ident: str, figure: Any, unit: str = "", view: str = "") -> str:
-    """The element of a figure; with a unit of its x axis ("bytes" or "tokens") the page writes its ticks.
+def _indexed(values: Iterable[Any]) -> dict[str, list[Any]]:
+    """All values as their names, each once, and the place of each among them."""
+    known: dict[Any, int] = {}
+    places = [known.setdefault(value, len(known)) for value in values]
+    return {"names": [one_line(name) if isinstance(name, str) else name for name in known], "of": places}
 
-    A figure with a `view` opens in it.
+
+def _budget(row: Row) -> str:
+    value: str = "" if pd.isna(row["budget_value"]) else f"{row['budget_value']:g}"
+    unit: str = "" if pd.isna(row["budget_unit"]) else str(row["budget_unit"])
+    return f"{unit} {value}".strip() or "none"
+
+
+def _command(row: Row, manifest: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The command that makes this point alone: what its run was asked, its stack, its point; the last two may be empty.
+
+    Without a manifest the run's part is the model, task and mode; a changed stack is then named by nothing but its run.
     """
-    page.content["figures"][ident] = figure.to_plotly_json()
-    return f'<div id="{ident}"{f" data-unit={unit}" if unit else ""}{f" data-view={view}" if view else ""}></div>'
+    given = manifest.get("command")
+    asked = [one for one in given if _of_run(str(one))] if isinstance(given, list) else []
+    plain = [f"model={row['model']}", f"task={row['task']}", *(["task.query_aware=true"] if row["query_aware"] else [])]
+    point = json.loads(row["point"])
+    name = str(row["stack"]) + "".join(f" {key}={value}" for key, value in point.items())
+    known = manifest.get("spellings")
+    spelled = known.get(name) if isinstance(known, Mapping) else None
+    first, *words = str(spelled[0]).split(" ") if isinstance(spelled, list | tuple) and spelled else [str(row["stack"])]
+    own = words[: len(words) - len(point)] if words else []
+    base = _shell(["python", "-m", "harness", *(map(str, asked) if asked else plain)])
+    if not all("=" in word or word.startswith("~") for word in own) or BETWEEN in first:
+        return base, "", ""
+    at = [f"compress.{key}={value}" for key, value in point.items()]
+    return base, _shell([f"compress={first}", *own]), _shell(at)
 
 
-def _frontier_card(page: _Page, ident: str, section: pd.DataFrame) -> str:
-    paired = by_pairs.of_section(section)
-    view = "paired" if paired is not None and is_stream(section.iloc[0]) else "score"
-    controls = [
-        switch(ident, "unit", {"bytes": "bytes", "ratio": "share of full"}),
-        switch(ident, "xscale", {"log": "log", "linear": "linear"}),
-    ]
-    if not section["higher_is_better"].iloc[0]:
-        scale = switch(ident, "yscale", {"log": "score log", "linear": "score linear"})
-        controls.append(only_in(ident, "score", view, scale))
-    figure = frontier_figure(section, page.looks, paired)
-    note = _LEGEND
-    if paired is not None:
-        controls.insert(0, switch(ident, "view", {"score": "score", "paired": "vs full (paired)"}, view))
-        page.content["views"][ident] = views(figure, paired)
-        note = only_in(ident, "score", view, _LEGEND) + only_in(ident, "paired", view, by_pairs.note(section, paired))
-    page.content["titles"][ident] = figures.x_titles(section)
-    inner = _plot(page, ident, figure, "bytes", view if paired is not None else "")
-    return _card("Quality against KV bytes", inner, note, controls)
+def _of_run(override: str) -> bool:
+    """Whether an override is of the run, not of a stack."""
+    key = override.lstrip("+~").split("=", 1)[0]
+    return key not in _ALONE and not key.startswith("compress") and "@compress" not in key
 
 
-def _heat_card(page: _Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
-    own = page.cells
-    for name in GROUP:
-        own = own[own[name] == panel[name].iloc[0]]
-    if own.empty:
-        return ""
-    shown = panel[panel["label"].isin(own["label"])].sort_values("bytes_context")
-    front = shown["on_frontier"] & (shown["stack"] != BASE)
-    groups = {"on the frontier": shown[front], "others": shown[~front]}
-    options = "".join(
-        f'<optgroup label="{name}">{select_options(points["short"].tolist())}</optgroup>' for name, points in groups.items()
-    )
-    ordered = [row for points in groups.values() for row in rows_of(points)]
-    figure, maps = heat(own, ordered[0]["label"], ordered[0]["short"])
-    page.content["heat"][ident] = [{"label": row["short"], **maps[row["label"]]} for row in ordered]
-    select = f'<label>compare with <select data-plot="{ident}">{options}</select></label>'
-    note = "mean score of a cell; hover for n and interval. †: the full cache scores at chance there"
-    first = panel.iloc[0]
-    title = f"{first['task']}: {first['metric']} by length and depth, {figures.panel_title(panel, section)}"
-    return _card(title, _plot(page, ident, figure), note, [select])
+def _shell(words: Sequence[str]) -> str:
+    return one_line(shlex.join(words))
 
 
-def _curves_card(page: _Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
-    if not is_stream(panel.iloc[0]):
-        return ""
-    title = f"Perplexity by position, {figures.panel_title(panel, section)}"
-    missing = "".join(f"<br>{markup(line)}" for line in page.curves.problems)
-    lines = by_position.of_panel(page.curves.frame, panel)
-    if not lines:
-        return _card(title, f'<p class="quiet">No curve to draw.{missing}</p>')
-    shown, first = by_position.budgets(lines)
-    page.content["shown"][ident], page.content["titles"][ident] = list(shown.values()), by_position.Y_TITLES
-    options = select_options(list(shown), first)
-    controls = [
-        f'<label>budget <select data-lines="{ident}">{options}</select></label>',
-        switch(ident, "measure", {"perplexity": "perplexity", "kl": "KL to full"}),
-        switch(ident, "yscale", {"log": "log", "linear": "linear"}),
-    ]
-    width = int((lines[0][1]["stop"] - lines[0][1]["start"]).iloc[0])
-    note = f"{_CURVES} Buckets of {width} tokens.{missing}"
-    figure = by_position.by_position(lines, page.looks, shown[first])
-    return _card(title, _plot(page, ident, figure, "tokens"), note, controls)
-
-
-def _table_card(page: _Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
-    table, page.content["tables"][ident] = html.points_table(panel, ident)
-    return _card(f"All points, {figures.panel_title(panel, section)}", table, "click a column to sort")
-
-
-def _bytes_card(page: _Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
-    when = " at the end of the stream" if is_stream(panel.iloc[0]) else ""
-    note = f"allocated bytes by kind{when}, mean over the samples; the marker of the stack is at the logical bytes"
-    figure, windows = figures.breakdown(panel, page.looks)
-    controls = []
-    if len(windows) > 1:
-        page.content["windows"][ident] = [list(window) for window in windows.values()]
-        controls.append(f'<label>points by bytes <select data-rows="{ident}">{select_options(list(windows))}</select></label>')
-    title = f"What the bytes are, {figures.panel_title(panel, section)}"
-    return _card(title, f'<div class="scroll">{_plot(page, ident, figure, "bytes")}</div>', note, controls)
+def _changed(flips: Sequence[Flips]) -> dict[str, list[Any]]:
+    """Examples once, and for each point how many it lost and won, and of some of these the answer and its score."""
+    examples: dict[tuple[Any, ...], int] = {}
+    of: list[Any] = []
+    for point in flips:
+        shown = []
+        for one in point.shown:
+            example = tuple(map(one_line, (one.example, one.question, one.gold, one.full)))
+            place = examples.setdefault((*example, one.full_score), len(examples))
+            shown.append([place, one_line(one.answer), one.score])
+        of.append([point.lost, point.won, shown] if shown else 0)
+    return {"examples": [list(example) for example in examples], "of": of}

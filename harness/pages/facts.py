@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,6 +14,7 @@ from harness.analysis.labels import mode
 from harness.analysis.point_measures import FIDELITY
 from harness.analysis.point_row import BASE
 from harness.analysis.points import Row, rows_of
+from harness.citations.bibliography import Entry, bibtex
 from harness.pages import glossary
 from harness.pages.figures import panel_title
 from harness.pages.headline import headline
@@ -24,6 +25,7 @@ from harness.pages.units import iec, interval_text, score_text, share_text, sign
 
 NUMBER, VERDICT, WORDS = "v", "t", "l"  # the first letter of a cell
 _NAMED = 40  # points a line names
+SPELLINGS = "spellings"  # of a manifest: how each point was asked for, which its command says
 
 
 def not_discriminative(ranked: pd.DataFrame) -> str:
@@ -39,13 +41,23 @@ def not_discriminative(ranked: pd.DataFrame) -> str:
     )
 
 
-def facts(section: pd.DataFrame, volumes: Mapping[tuple[str, str, str, bool], tuple[float | None, str | None]]) -> str:
-    """One card a panel: what was found of smaller caches, and how the full cache does."""
+Panel = tuple[str, str, str, bool]
+
+
+def facts(
+    section: pd.DataFrame,
+    volumes: Mapping[Panel, tuple[float | None, str | None]],
+    families: Mapping[Panel, Mapping[str, float]],
+) -> str:
+    """One card a panel: what was found of smaller caches, how the full cache does, and how far each family of stacks gets."""
     cards = []
     for _, panel in section.groupby(list(GROUP), sort=False):
         row = panel.iloc[0]
-        volume, missing = volumes[row["run_id"], row["model"], row["task"], bool(row["query_aware"])]
+        place = (row["run_id"], row["model"], row["task"], bool(row["query_aware"]))
+        volume, missing = volumes[place]
         area = f"hypervolume {volume:.2f}" if volume is not None else f"no hypervolume: {missing}"
+        own = ", ".join(f"{name} {value:.2f}" for name, value in families[place].items()) if len(families[place]) > 1 else ""
+        area += f" ({own})" if own and volume is not None else ""
         warn = panel["discriminative"].eq(False).any()
         note = "<br><b>Not discriminative:</b> the full cache scores at chance." if warn else ""
         cards.append(
@@ -64,16 +76,37 @@ def _base(panel: pd.DataFrame) -> str:
     return f"full cache {score} at {iec(row['bytes_context'])}, n = {row['n']}, chance {score_text(row['chance'])}"
 
 
-def points_table(panel: pd.DataFrame, ident: str) -> tuple[str, list[list[str]]]:
-    """(table, rows) of all points, sortable by column; frontier rows are bold, and a verdict says on hover what it means.
+def points_table(panel: pd.DataFrame, ident: str) -> tuple[str, list[list[str]], list[int]]:
+    """(table, rows, ids) of all points, sortable by column; frontier rows are bold, a verdict says on hover what it means.
 
     The page's script fills the rows in; a row is its class and its cells, each a letter for what it is and its content.
     """
     faithful = bool(panel[list(FIDELITY)].notna().any(axis=None))
-    table = [(row, _cells(row, faithful)) for row in rows_of(panel.sort_values(["bytes_context", "label"]))]
-    head = "".join(_head(name, cell) for name, cell in table[0][1].items())
-    rows = [_row(row, cells) for row, cells in table]
-    return f'<div class="scroll"><table id="{ident}"><thead><tr>{head}</tr></thead><tbody></tbody></table></div>', rows
+    ordered = rows_of(panel.sort_values(["bytes_context", "label"]))
+    cells = [_cells(row, faithful) for row in ordered]
+    rows = [_row(row, own) for row, own in zip(ordered, cells, strict=True)]
+    return _table(ident, cells[0]), rows, [row["id"] for row in ordered]
+
+
+def joint_table(points: Sequence[Mapping[str, Any]], ident: str) -> tuple[str, list[list[str]]]:
+    """(table, rows) of the points of a joint frontier, as markup; as `points_table`."""
+    cells = [
+        {
+            "stack and point": _words(point["label"]),
+            "of full": _number(point["ratio"], share_text(point["ratio"])),
+            "mean of normalised scores": _number(point["score"], score_text(point["score"])),
+            "worst": _number(point["worst"], score_text(point["worst"])),
+            "frontier": _words("●" if point["on_frontier"] else ""),
+        }
+        for point in points
+    ]
+    rows = [["front" if point["on_frontier"] else "", *own.values()] for point, own in zip(points, cells, strict=True)]
+    return _table(ident, cells[0]), rows
+
+
+def _table(ident: str, cells: Mapping[str, str]) -> str:
+    head = "".join(_head(name, cell) for name, cell in cells.items())
+    return f'<div class="scroll"><table id="{ident}"><thead><tr>{head}</tr></thead><tbody></tbody></table></div>'
 
 
 def _head(name: str, cell: str) -> str:
@@ -92,7 +125,9 @@ def _cells(row: Row, faithful: bool) -> dict[str, str]:
         "95 %": _words(interval_text(row["score_lo"], row["score_hi"])),
         "vs full": _number(row["diff_to_full"], "" if base else signed(row["diff_to_full"])),
         "95 % paired": _words(interval_text(row["diff_lo"], row["diff_hi"])),
-        "verdict": _verdict("base" if base else row["vs_full"]),
+        "verdict": _verdict(row),
+        "Holm p": _number(row["holm_p"], small(row["holm_p"])),
+        "could see": _number(row["detectable"], small(row["detectable"])),
         f"KV bytes{mean}": _number(row["bytes_context"], iec(row["bytes_context"])),
         "of full": _number(row["ratio"], share_text(row["ratio"])),
         **(_fidelity(row) if faithful else {}),
@@ -102,6 +137,7 @@ def _cells(row: Row, faithful: bool) -> dict[str, str]:
         "highest peak": _number(row["bytes_peak"], iec(row["bytes_peak"])),
         "bits / value": _number(bits, f"{bits:.2f}" if math.isfinite(bits) else "–"),
         "frontier": _words("●" if row["on_frontier"] else ""),
+        "chance of it": _number(row["p_frontier"], share_text(row["p_frontier"])),
         "notes": _words("; ".join(problems(row))),
     }
 
@@ -123,9 +159,9 @@ def _words(text: str) -> str:
     return WORDS + text
 
 
-def _verdict(verdict: str) -> str:
+def _verdict(row: Row) -> str:
     """The verdict; the script of the page gives the cell its meaning from the glossary."""
-    return VERDICT + glossary.verdict_text(verdict)
+    return VERDICT + (glossary.verdict_text("base") if row["stack"] == BASE else glossary.judged(row))
 
 
 def _number(value: float, text: str) -> str:
@@ -183,11 +219,26 @@ def labels() -> str:
     return f'<details class="card"><summary>What the labels mean, and which numbers to trust</summary>{table}</details>'
 
 
+def citations(found: Mapping[Entry, Sequence[str]], missing: Sequence[str]) -> str:
+    """Whom to cite for the stacks and tasks of this page, and the same as BibTeX, folded away."""
+    items = "".join(
+        f"<li>{markup(entry.line)} <span class=quiet>{', '.join(map(markup, names))}</span></li>"
+        for entry, names in found.items()
+    )
+    own = f"<p class=quiet>No entry for {', '.join(map(markup, missing))}: not of this program.</p>" if missing else ""
+    text = "\n".join(map(markup, bibtex(found).splitlines()))
+    title = "<summary>What to cite</summary>"
+    return (
+        f'<details class="card" id="citations">{title}<ul class=small>{items}</ul>{own}<pre id="bibtex">{text}</pre></details>'
+    )
+
+
 def made_with(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """What the manifests say, flattened, folded away."""
     blocks = []
     for run_id, manifest in manifests.items():
-        pairs = "".join(f"<dt>{markup(key)}</dt><dd>{markup(value)}</dd>" for key, value in flat(manifest))
+        said = {key: value for key, value in manifest.items() if key != SPELLINGS}
+        pairs = "".join(f"<dt>{markup(key)}</dt><dd>{markup(value)}</dd>" for key, value in flat(said))
         blocks.append(f"<h3>{markup(run_id)}</h3><dl class=small>{pairs}</dl>")
     if not blocks:
         return ""

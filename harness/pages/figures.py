@@ -1,18 +1,22 @@
-"""Titles of panels and axes, and the byte breakdown, from ranked tables and looks."""
+"""Titles of panels and axes, and the figures of bytes, of bits and of several tasks or models together."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
-from harness.analysis.labels import mode
+from harness.analysis.labels import bits_of, family_of, mode
+from harness.analysis.point_row import BASE
+from harness.analysis.points import Row, rows_of
 from harness.pages.hover import is_stream
-from harness.pages.looks import AXIS, KIND_LOOKS, Look, layout
-from harness.pages.units import iec
+from harness.pages.looks import AXIS, INK, KIND_LOOKS, MUTED, Look, layout, legend, legend_height
+from harness.pages.units import iec, score_text, share_text
 from harness.types import BYTE_KINDS
 
 _X_TITLES = {"bytes": "KV bytes of one sample, allocated", "ratio": "KV bytes as a share of the full cache"}
@@ -22,6 +26,9 @@ _STREAM_X_TITLES = {
 }
 _STREAM_END = "KV bytes held at the end of the stream, allocated"
 _BARS = 60  # bars a page shows at a time
+_NAMED = 8  # stacks that a cell of the map of bits names
+_BITS = ("full", "quantization")  # families of stacks that differ in nothing but how many bits they store
+_MARGIN = {"l": 64, "r": 16, "t": 24, "b": 60}
 
 
 def x_titles(section: pd.DataFrame) -> dict[str, str]:
@@ -84,6 +91,7 @@ def breakdown(panel: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[go.Figure
         },
         customdata=points["about"].tolist(),
         hovertemplate="%{customdata}<extra></extra>",
+        meta={"ids": points["id"].tolist()},
     )
     figure.update_layout(
         layout(
@@ -116,3 +124,118 @@ def _windows(points: pd.DataFrame) -> dict[str, tuple[int, int]]:
         span = f"{iec(sizes[n - 1 - first])} to {iec(sizes[n - last])}"
         found[f"{first + 1}–{last} of {n:,}: {span}"] = (n - last, n - first)
     return found
+
+
+def bits_map(panel: pd.DataFrame) -> go.Figure | None:
+    """Bits of keys down, bits of values across: the best score of the stacks that only store in fewer bits, and their bytes.
+
+    None where no two of them differ in their keys and no two in their values.
+    """
+    found: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for row in rows_of(panel[panel["left_out"].isna()]):
+        config = json.loads(row["stack_config"])
+        bits = bits_of(config.get("keys")), bits_of(config.get("values"))
+        if family_of(config) in _BITS and None not in bits:
+            found[bits].append(row)  # type: ignore[index]
+    keys, values = (sorted({bits[side] for bits in found}) for side in (0, 1))
+    if len(keys) < 2 or len(values) < 2 or all(key == value for key, value in found):
+        return None
+    higher = bool(panel["higher_is_better"].iloc[0])
+    ranked = {bits: sorted(rows, key=lambda row: -row["score"] if higher else row["score"]) for bits, rows in found.items()}
+    grid = [[ranked.get((key, value), []) for value in values] for key in keys]
+    scores = [rows[0]["score"] for rows in ranked.values()]
+    shares = higher and 0 <= min(scores) and max(scores) <= 1
+    figure = go.Figure(
+        go.Heatmap(
+            x=[f"{value} bit" for value in values],
+            y=[f"{key} bit" for key in keys],
+            z=[[float(f"{rows[0]['score']:.6g}") if rows else None for rows in line] for line in grid],
+            text=[[_cell(rows[0]) if rows else "" for rows in line] for line in grid],
+            texttemplate="%{text}",
+            customdata=[["<br>".join(map(_named, rows[:_NAMED])) or "no such stack here" for rows in line] for line in grid],
+            hovertemplate="keys %{y}, values %{x}<br>%{customdata}<extra></extra>",
+            colorscale="Cividis",
+            reversescale=not higher,
+            **({"zmin": 0, "zmax": 1} if shares else {}),
+            xgap=3,
+            ygap=3,
+            colorbar={"title": {"text": panel["metric"].iloc[0], "font": {"size": 13}}, "thickness": 12, "outlinewidth": 0},
+            meta={"ids": [[rows[0]["id"] if rows else None for rows in line] for line in grid]},
+        )
+    )
+    figure.update_layout(layout(height=160 + 58 * len(keys), margin=_MARGIN | {"l": 88, "t": 34}))
+    figure.update_xaxes(title={"text": "bits of a value", "font": {"size": 13}}, type="category", showgrid=False)
+    figure.update_yaxes(title={"text": "bits of a key", "font": {"size": 13}}, type="category", showgrid=False)
+    return figure
+
+
+def _cell(row: Row) -> str:
+    return f"{score_text(row['score'])}<br>{share_text(row['ratio'])} of bytes"
+
+
+def _named(row: Row) -> str:
+    return f"<b>{row['label']}</b>  {score_text(row['score'])} at {share_text(row['ratio'])} of the bytes"
+
+
+def joint(points: Sequence[Mapping[str, Any]], looks: Mapping[str, Look]) -> go.Figure:
+    """Mean normalised score against the mean share of bytes, from an entry of frontier.json as markup; bars reach the worst."""
+    figure = go.Figure()
+    known: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for point in points:
+        known[point["stack"]].append(point)
+    for stack, own in known.items():
+        look = looks[stack]
+        figure.add_scatter(
+            x=[point["ratio"] for point in own],
+            y=[point["score"] for point in own],
+            name=stack,
+            legendrank=look.rank,
+            mode="lines+markers",
+            line={"color": look.faded(0.3), "width": 1.2, "dash": look.dash},
+            marker={
+                "color": look.colour,
+                "symbol": look.symbol,
+                "size": [13 if bold else 9 for bold in _bold(own)],
+                "opacity": [1.0 if bold else 0.6 for bold in _bold(own)],
+                "line": {"width": [1.3 if bold else 0.6 for bold in _bold(own)], "color": INK},
+            },
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [0.0] * len(own),
+                "arrayminus": [point["score"] - point["worst"] for point in own],
+                "width": 0,
+                "thickness": 1,
+                "color": look.faded(0.4),
+            },
+            customdata=[_joint_hover(point) for point in own],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    front = [point for point in points if point["on_frontier"]]
+    line = {"color": INK, "width": 2, "shape": "hv"}
+    figure.add_scatter(
+        x=[point["ratio"] for point in front],
+        y=[point["score"] for point in front],
+        name="frontier",
+        mode="lines",
+        line=line,
+        hoverinfo="skip",
+    )
+    figure.add_hline(y=1, line={"color": MUTED, "width": 1.2, "dash": "dot"}, layer="below")
+    figure.update_layout(
+        layout(height=legend_height(len(known) + 1, 420, _MARGIN), margin=_MARGIN, legend=legend("toggleitem"))
+    )
+    figure.update_xaxes(**AXIS, type="log", title={"text": "KV bytes as a share of the full cache", "font": {"size": 13}})
+    figure.update_yaxes(**AXIS, title={"text": "mean of (score - chance) / (full - chance)", "font": {"size": 13}})
+    return figure
+
+
+def _bold(points: Sequence[Mapping[str, Any]]) -> list[bool]:
+    return [point["on_frontier"] or point["stack"] == BASE for point in points]
+
+
+def _joint_hover(point: Mapping[str, Any]) -> str:
+    kept = (
+        f"keeps {score_text(point['score'])} of the full cache's score above chance, at the worst {score_text(point['worst'])}"
+    )
+    return f"<b>{point['label']}</b><br>{kept}<br>{share_text(point['ratio'])} of the bytes"

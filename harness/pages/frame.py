@@ -1,4 +1,4 @@
-"""The frame of a page: its style, its script and Plotly itself, once.
+"""The frame of a page: its style, its scripts and Plotly itself, once.
 
 Nothing is fetched: the content security policy of the page forbids the browser any address outside the file.
 """
@@ -17,6 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from harness.pages.looks import FONT
 
+_SCRIPTS = ("store.js", "theme.js", "tables.js", "detail.js", "filters.js", "sides.js", "page.js")  # the last one draws
 _PARTS = re.compile(r"(?<=  )(?!·)")  # a line of a hover text, cut after every two spaces
 _LONG = 8  # values of a list that is worth a place of its own
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:"
@@ -25,7 +26,8 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 def render(title: str, body: str, content: dict[str, Any]) -> str:
     """The whole page: `title` is markup, `body` HTML.
 
-    `content` holds by element id figures, maps, axis titles, views, visible lines, windows of bars and rows of tables.
+    `content` holds by element id figures, maps, axis titles, views, visible lines, windows of bars and rows of tables, and
+    what is known of each point, where a page has points.
     """
     data = json.dumps(_plain(_Packed().pack(content)), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     head = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{title}</title>'
@@ -35,7 +37,7 @@ def render(title: str, body: str, content: dict[str, Any]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<style>:root{{--font:{FONT}}}{_own('page.css')}</style></head><body><main>{body}</main>",
             f'<script id="content" type="application/json">{data}</script>',
-            f"<script>{get_plotlyjs()}</script><script>{_own('page.js')}</script></body></html>",
+            f"<script>{get_plotlyjs()}</script><script>{''.join(map(_own, _SCRIPTS))}</script></body></html>",
         ]
     )
 
@@ -95,8 +97,16 @@ class _Packed:
                     trace["customdata"] = self._grid(trace["customdata"])
         for one in (one for maps in content["heat"].values() for one in maps):
             one["customdata"] = self._grid(one["customdata"])
-        tables = {name: [[self.cells.number(cell) for cell in row] for row in rows] for name, rows in content["tables"].items()}
-        found = content | {"figures": self._listed(content["figures"]), "tables": tables}
+        found = dict(content)
+        if "points" in content:
+            points = content["points"]
+            found["points"] = self._listed(points | {"about": [self._text(text) for text in points["about"]]})
+            found["facets"], found["rows"] = self._listed(content["facets"]), self._listed(content["rows"])
+        tables = {
+            name: [[self.cells.number(cell) for cell in row] for row in rows]
+            for name, rows in content.get("tables", {}).items()
+        }
+        found |= {"figures": self._listed(content["figures"]), "tables": tables}
         own = ("parts", "lines", "texts", "cells", "lists")
         return found | {name: getattr(self, name).values() for name in own}
 

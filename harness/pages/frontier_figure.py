@@ -135,7 +135,8 @@ def _in_pairs(
 
 
 def _sizes(points: pd.DataFrame) -> dict[str, Any]:
-    return {"bytes": short(points["bytes_context"]), "ratio": short(points["ratio"])}
+    """The two units of the byte axis, and which points these are."""
+    return {"bytes": short(points["bytes_context"]), "ratio": short(points["ratio"]), "ids": points["id"].tolist()}
 
 
 def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.Scatter | None:

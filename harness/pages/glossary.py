@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from harness.analysis.points import Row
+
 
 class Entry(NamedTuple):
     """One label: how it is printed, what it says, and whether the number beside it may be trusted."""
@@ -69,6 +71,21 @@ FLAGS: dict[str, Entry] = {
     "frontier": Entry(
         "● front", "no other point of this table does better for as few bytes", "The place, not a difference between two points"
     ),
+    "chance of it": Entry(
+        "chance of it",
+        "how often the point is on the frontier when the documents are drawn again with replacement",
+        "Yes, for documents like these",
+    ),
+    "could see": Entry(
+        "could see",
+        "the smallest loss against the full cache that this sample could have shown",
+        "Yes; a smaller loss may be there unseen",
+    ),
+    "holm": Entry(
+        "‡",
+        "the verdict does not hold once all points of its run and mode are looked at (Holm at 0.05)",
+        "Only for a point that was named beforehand",
+    ),
     "simulated": Entry(
         "* simulated storage",
         "values are rounded as the codec would, but not stored packed",
@@ -112,12 +129,25 @@ WARNINGS: dict[str, Entry] = {
     ),
     "truncated prompts": Entry("truncated prompts", "prompts were cut to what the model takes", "Of the prompts that are left"),
 }
+DIFFERS = ("above", "below", "clearly below")
+HOLM = 0.05
 SECTIONS = {"Verdict": VERDICTS, "Count": COUNTS, "Flag": FLAGS, "Warning": WARNINGS}
 
 
 def verdict_text(verdict: str) -> str:
     """A verdict as tables print it; one that is not known here is printed as it is."""
     return VERDICTS[verdict].printed if verdict in VERDICTS else verdict
+
+
+def judged(row: Row) -> str:
+    """The verdict of a point as tables print it, marked where it does not hold among all points of its run and mode."""
+    text = verdict_text(row["vs_full"])
+    return f"{text} {FLAGS['holm'].printed}" if unheld(row) else text
+
+
+def unheld(row: Row) -> bool:
+    """Whether the point's verdict says that it differs, and Holm's adjustment does not; False where that is not known."""
+    return row["vs_full"] in DIFFERS and row.get("holm_p", 0.0) > HOLM
 
 
 def tip(verdict: str) -> str:

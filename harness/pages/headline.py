@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from harness.analysis.intervals import EQUAL, TOO_FEW
 from harness.analysis.point_row import BASE
+from harness.analysis.points import rows_of
+from harness.pages.glossary import unheld
 from harness.pages.hover import is_stream
 from harness.pages.units import interval_text, score_text, share_text, signed, small
 
 _EQUAL = (EQUAL, "above")
 _WORSE = ("below", "clearly below")
+KEPT = 0.95  # of the full cache's score above chance, which a headline over several tasks looks for
 MANY = 20  # compared points, from which a headline says that it picked one of them
 
 
@@ -41,19 +45,39 @@ def _of_smaller(smaller: pd.DataFrame) -> str:
     open_ = smaller[smaller["vs_full"] == "not resolved"]
     worse = smaller[smaller["vs_full"].isin(_WORSE)]
     if len(good):
-        return _equal(_smallest(good))
+        return _equal(_smallest(good), len(smaller))
     if len(open_):
         return _unresolved(open_)
     if len(worse) == len(smaller):
-        return f"Every smaller cache does worse than the full one; the nearest is {_with_difference(_nearest(worse))}"
+        said = f"Every smaller cache does worse than the full one; the nearest is {_with_difference(_nearest(worse))}"
+        open_again = sum(map(unheld, rows_of(worse)))
+        return said + (f"; among all {len(worse)}, {open_again} of these verdicts do not hold (Holm)" if open_again else "")
     if (smaller["vs_full"] == TOO_FEW).any():
         return "Too few documents for a verdict on any smaller cache"
     return "No smaller cache could be compared with the full one"
 
 
-def _equal(row: pd.Series[Any]) -> str:
+def joint_headline(entry: Mapping[str, Any]) -> str:
+    """What a joint frontier shows of caches smaller than the full one; a mean over tasks or models has no interval."""
+    smaller = [point for point in entry["points"] if point["ratio"] < 1]
+    if not smaller:
+        return "No smaller cache has a score on all of them"
+    near = [point for point in smaller if point["score"] >= KEPT]
+    best = min(near, key=lambda point: point["ratio"]) if near else max(smaller, key=lambda point: point["score"])
+    kept = f"{share_text(KEPT)} of the full cache's score above chance over {len(entry['members'])} {entry['over']}"
+    named = f"{best['label']}, {share_text(best['ratio'])} of the bytes"
+    said = f"{score_text(best['score'])} on average, {score_text(best['worst'])} at the worst"
+    return (
+        f"{named}, is the smallest that keeps {kept}: {said}"
+        if near
+        else f"No smaller cache keeps {kept}; the nearest is {named}: {said}"
+    )
+
+
+def _equal(row: pd.Series[Any], compared: int) -> str:
     if row["vs_full"] == "above":
-        return f"{row['label']} does better than the full cache at {share_text(row['ratio'])} of its bytes"
+        doubt = f", which does not hold among all {compared} compared (Holm)" if unheld(row) else ""
+        return f"{row['label']} does better than the full cache at {share_text(row['ratio'])} of its bytes{doubt}"
     found = f"{row['label']} equals the full cache within noise at {share_text(row['ratio'])} of its bytes"
     return f"{found}; {_excluded(row)}"
 

@@ -13,7 +13,7 @@ import pandas as pd
 from harness.analysis.labels import mode
 from harness.analysis.point_row import BASE
 from harness.analysis.points import Row
-from harness.pages.glossary import verdict_text
+from harness.pages.glossary import judged
 from harness.pages.markup import markup
 from harness.pages.table import problems
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, signed_small, small
@@ -60,7 +60,14 @@ def _difference(row: Row) -> list[str]:
         unit = "nats a token" if is_stream(row) else f"in log {row['metric']}"
         text += f"  ·  {signed_small(row['nll_diff'])} [{small(row['nll_diff_lo'])}, {small(row['nll_diff_hi'])}] {unit}"
     test = f"  ·  McNemar p {row['mcnemar_p']:.2g}" if math.isfinite(row["mcnemar_p"]) else ""
-    return [f"{text}{test}  ·  {verdict_text(row['vs_full'])}"]
+    least = row.get("detectable", math.nan)
+    seen = f"  ·  could see {small(least)}" if math.isfinite(least) else ""
+    return [f"{text}{test}{_holm(row)}  ·  {judged(row)}{seen}"]
+
+
+def _holm(row: Row) -> str:
+    adjusted = row.get("holm_p", math.nan)
+    return f"  ·  among all points p {adjusted:.2g} (Holm)" if math.isfinite(adjusted) else ""
 
 
 def _bytes(row: Row) -> list[str]:
@@ -100,5 +107,7 @@ def _budget(row: Row) -> str:
 
 def _status(row: Row) -> str:
     place = "on the frontier" if row["on_frontier"] else "beaten" if pd.isna(row["left_out"]) else ""
+    chance = row.get("p_frontier", math.nan)
+    place += f" (on it in {share_text(chance)} of resamples)" if place and math.isfinite(chance) else ""
     known = "; ".join(problems(row)) or "all examples ok"
     return "  ·  ".join(filter(None, (f"status: {known}", place)))

@@ -14,9 +14,11 @@ from typing import Any
 
 from harness.analysis.contrast import contrasts
 from harness.analysis.findings import Findings, findings
+from harness.citations.bibliography import bibtex, cited, unknown
 from harness.errors import UserError
 from harness.files.plain_files import printable
 from harness.pages import dashboard, table
+from harness.pages.facts import SPELLINGS
 from harness.records.atomic import replace
 from harness.records.current import current_records, merged
 from harness.records.progress import manifests, run_folders
@@ -53,7 +55,7 @@ def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None, loaded: 
         replace(run_dir / "curves.csv", lambda path: found.curves.frame.to_csv(path, index=False))
     for line in found.curves.problems:
         _LOG.warning(line)
-    about = newest_manifest(run_dir) if manifest is None else _short(manifest)
+    about = newest_manifest(run_dir) if manifest is None else _short(manifest, manifests(run_dir))
     run_ids = dict.fromkeys(record["run_id"] for record in records)
     dashboard.write(found, run_dir / "dashboard.html", dict.fromkeys(run_ids, about) if about else {})
     return found
@@ -61,12 +63,15 @@ def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None, loaded: 
 
 def newest_manifest(run_dir: Path) -> Json | None:
     """The manifest of the last invocation without its lists of examples, None where there is none that can be read."""
-    newest = next(reversed(manifests(run_dir)), None)
-    return newest and _short(newest)
+    known = manifests(run_dir)
+    return _short(known[-1], known) if known else None
 
 
-def _short(manifest: Mapping[str, Any]) -> Json:
-    return {name: value for name, value in manifest.items() if name not in LISTS}
+def _short(manifest: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> Json:
+    """A manifest without its lists, and with how the points of all invocations of its run were asked for."""
+    spelled = [one[SPELLINGS] for one in (*known, manifest) if isinstance(one.get(SPELLINGS), Mapping)]
+    short = {name: value for name, value in manifest.items() if name not in LISTS}
+    return short | ({SPELLINGS: {name: words for part in spelled for name, words in part.items()}} if spelled else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +122,12 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     table.show_contrasts(paired.frame)
     for line in (*paired.problems, *found.curves.problems):
         print(printable(line))
+    stacks, tasks = ([str(name) for name in found.points[column].unique()] for column in ("stack", "task"))
+    references = cited(stacks, tasks)
+    table.show_citations(references, unknown(stacks, tasks))
+    bib = out.with_suffix(".bib")
+    replace(bib, lambda path: path.write_text(bibtex(references), encoding="utf-8"))
+    print(bib)
     if against:
         beside = out.parent / "contrasts.csv"
         replace(beside, lambda path: paired.frame.to_csv(path, index=False))

@@ -1,31 +1,10 @@
-const store = JSON.parse(document.getElementById('content').textContent);
-// what stands several times in a page is sent once: long lists, and the lines of hover texts
-function unpack(value) {
-  if (value === null || typeof value !== 'object') return value;
-  if (Array.isArray(value)) return value.map(unpack);
-  if ('@' in value) return 'n' in value ? Array(value.n).fill(value['@']) : store.lists[value['@']].slice();
-  return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, unpack(one)]));
-}
-function hoverText(n) {
-  return store.texts[n].map(line => store.lines[line].map(part => store.parts[part]).join('')).join('<br>');
-}
-function cell(number) {
-  const code = store.cells[number], kind = code[0], rest = code.slice(1), at = rest.indexOf('|');
-  if (kind === 'v') return `<td data-v="${rest.slice(0, at)}">${rest.slice(at + 1)}</td>`;
-  return `<td class=l${kind === 't' ? ' data-tip' : ''}>${rest}</td>`;
-}
-function fillTable(id, rows) {
-  document.getElementById(id).tBodies[0].innerHTML = rows.map(
-    ([kind, ...cells]) => `<tr class="${store.cells[kind]}">${cells.map(cell).join('')}</tr>`).join('');
-}
-store.figures = unpack(store.figures);
-Object.entries(store.tables).forEach(([id, rows]) => fillTable(id, rows));
+// draws the figures of a page and wires what switches them
 const settings = {responsive: true, displaylogo: false, toImageButtonOptions: {scale: 2}, plotlyServerURL: '',
   modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d', 'sendChartToCloud', 'sendDataToCloud']};
-function iec(v) {
-  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
-  let i = 0; while (Math.abs(v) >= 1024 && i < 4) { v /= 1024; i += 1; }
-  return (i ? +v.toPrecision(3) : Math.round(v)) + ' ' + units[i];
+const toSvg = {name: 'svg', title: 'Download plot as an SVG', icon: Plotly.Icons.disk,
+  click: plot => Plotly.downloadImage(plot, {format: 'svg', filename: plot.id})};
+function configOf(plot) {
+  return {...settings, modeBarButtonsToAdd: [toSvg], toImageButtonOptions: {scale: 2, filename: plot.id}};
 }
 function steps(lo, hi, step) {
   const out = []; for (let v = Math.ceil(lo / step) * step; v <= hi * 1.0000001; v += step) out.push(v); return out;
@@ -102,7 +81,8 @@ function edge(plot) {
 // a new plot, so that a double click and the home button know the ranges of the view
 function draw(plot, figure) {
   const {data, layout} = dress(plot, figure);
-  return Plotly.newPlot(plot, data, layout, settings).then(() => {
+  return Plotly.newPlot(plot, data, layout, configOf(plot)).then(() => {
+    if (store.points) plot.on('plotly_click', event => { const id = idOf(event.points[0]); if (id != null) pick(id, plot); });
     if (!plot.dataset.unit) return null;
     let busy = false;
     plot.on('plotly_relayout', change => {
@@ -126,7 +106,7 @@ const actions = {
     for (const axis of axesOf(plot, 'x')) {
       layout[axis + '.title.text'] = store.titles[plot.id][unit]; layout[axis + '.autorange'] = true;
     }
-    return Plotly.update(plot, {x: index.map(i => plot.data[i].meta[unit])}, layout, index);
+    return Plotly.update(plot, {x: index.map(i => sizesOf(plot, plot.data[i]))}, layout, index);
   },
   measure(plot, name) {
     for (const trace of plot.data) trace.meta.perplexity ??= trace.y;  // what it is drawn with at first
@@ -146,7 +126,7 @@ function wire(group) {
   const plot = document.getElementById(group.dataset.plot);
   for (const button of group.querySelectorAll('button')) button.addEventListener('click', () => {
     for (const other of group.querySelectorAll('button')) other.setAttribute('aria-pressed', String(other === button));
-    actions[group.dataset.action](plot, button.value).then(() => retick(plot));
+    actions[group.dataset.action](plot, button.value).then(() => retick(plot)).then(ring);
   });
 }
 function wireHeat(select) {
@@ -158,58 +138,49 @@ function wireHeat(select) {
       {'annotations[1].text': chosen.label}, [1]);
   });
 }
-function wireLines(select) {
-  const plot = document.getElementById(select.dataset.lines);
-  select.addEventListener('change', () => Plotly.update(plot,
-    {visible: store.shown[plot.id][select.selectedIndex]}, {'yaxis.autorange': true}).then(() => retick(plot)));
+// lines of the chosen budget that the filters let through
+function showLines(plot) {
+  const select = document.querySelector(`[data-lines="${plot.id}"]`), shown = store.shown[plot.id][select.selectedIndex];
+  const visible = plot.data.map((trace, i) => shown[i] && isOn(trace.meta.id));
+  return Plotly.update(plot, {visible}, {'yaxis.autorange': true}).then(() => retick(plot));
 }
-function wireRows(select) {
-  const plot = document.getElementById(select.dataset.rows), whole = store.figures[plot.id];
-  select.addEventListener('change', () => {
-    const [from, to] = store.windows[plot.id][select.selectedIndex];
-    const height = plot.layout.height + (to - from - plot.data[0].y.length) * 21;
-    const layout = {...plot.layout, height, yaxis: {...plot.layout.yaxis, range: [-0.7, to - from - 0.3]},
-      xaxis: {...plot.layout.xaxis, autorange: true}};
-    Plotly.react(plot, whole.data.map(trace => cut(trace, from, to)), layout, settings).then(() => retick(plot));
-  });
+function wireLines(select) { select.addEventListener('change', () => showLines(document.getElementById(select.dataset.lines))); }
+// the bars of the chosen window; under a filter the fewest bytes of what it lets through
+const MOST_BARS = 60;
+function showRows(plot) {
+  const whole = store.figures[plot.id], select = document.querySelector(`[data-rows="${plot.id}"]`);
+  const ids = whole.data.at(-1).meta.ids, [from, to] = store.windows[plot.id]?.[select.selectedIndex] ?? [0, ids.length];
+  const places = ids.map((id, i) => i), rows = passing === null ? places.slice(from, to) : places.filter(i => isOn(ids[i])).slice(-MOST_BARS);
+  const height = plot.layout.height + (rows.length - plot.data[0].y.length) * 21;
+  const layout = {...plot.layout, height, yaxis: {...plot.layout.yaxis, range: [-0.7, rows.length - 0.3]},
+    xaxis: {...plot.layout.xaxis, autorange: true}};
+  return Plotly.react(plot, whole.data.map(trace => take(trace, rows)), layout, configOf(plot)).then(() => retick(plot));
 }
-function cut(trace, from, to) {
-  const part = {...trace, x: trace.x.slice(from, to), y: trace.y.slice(from, to), customdata: trace.customdata.slice(from, to)};
-  if (Array.isArray(trace.text)) part.text = trace.text.slice(from, to);
-  if (Array.isArray(trace.marker.symbol)) part.marker = {...trace.marker,
-    symbol: trace.marker.symbol.slice(from, to), color: trace.marker.color.slice(from, to)};
+function wireRows(select) { select.addEventListener('change', () => showRows(document.getElementById(select.dataset.rows))); }
+function take(trace, rows) {
+  const of = list => rows.map(i => list[i]);
+  const part = {...trace, x: of(trace.x), y: of(trace.y), customdata: of(trace.customdata)};
+  if (Array.isArray(trace.text)) part.text = of(trace.text);
+  if (trace.meta) part.meta = {...trace.meta, ids: of(trace.meta.ids)};
+  if (Array.isArray(trace.marker.symbol)) part.marker = {...trace.marker, symbol: of(trace.marker.symbol), color: of(trace.marker.color)};
   return part;
 }
-// a verdict says on hover what the glossary of the page says of it
-function explain() {
-  const known = new Map([...document.querySelectorAll('#labels tbody tr')].map(row => [row.cells[1].textContent,
-    `${row.cells[1].textContent}: ${row.cells[2].textContent}. Trust it? ${row.cells[3].textContent}.`]));
-  for (const cell of document.querySelectorAll('[data-tip]')) cell.title = known.get(cell.textContent) ?? '';
-}
-function sortBy(button) {
-  const head = button.parentElement, body = head.closest('table').tBodies[0], i = head.cellIndex;
-  const up = head.getAttribute('aria-sort') !== 'ascending';
-  for (const other of head.parentElement.children) other.removeAttribute('aria-sort');
-  head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
-  const value = row => { const cell = row.cells[i];
-    return 'v' in cell.dataset ? (cell.dataset.v === '' ? Infinity : +cell.dataset.v) : cell.textContent; };
-  const order = (a, b) => { const x = value(a), y = value(b);
-    return typeof x === 'number' ? x - y || 0 : x.localeCompare(y, 'en', {numeric: true}); };
-  body.append(...[...body.rows].sort((a, b) => up ? order(a, b) : order(b, a)));
-}
+Object.entries(store.tables ?? {}).forEach(([id, rows]) => fillTable(id, rows));
+painted = isDark();
+if (painted) { dye(store.figures, true); dye(store.views ?? {}, true); }
 window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
   const plot = document.getElementById(id);
   for (const trace of figure.data)
     if (trace.type === 'bar') trace.customdata = trace.x.map(iec);
     else if (trace.customdata) trace.customdata = trace.customdata.map(n => Array.isArray(n) ? n.map(hoverText) : hoverText(n));
   const [from, to] = (store.windows[id] ?? [[]])[0];
-  return draw(plot, to === undefined ? figure : {...figure, data: figure.data.map(trace => cut(trace, from, to))});
+  const rows = to === undefined ? null : Array.from({length: to - from}, (_, i) => from + i);
+  return draw(plot, rows ? {...figure, data: figure.data.map(trace => take(trace, rows))} : figure);
 })).then(() => {
   document.querySelectorAll('.switch').forEach(wire);
   document.querySelectorAll('select[data-plot]').forEach(wireHeat);
   document.querySelectorAll('select[data-lines]').forEach(wireLines);
   document.querySelectorAll('select[data-rows]').forEach(wireRows);
-  explain();
-  document.querySelectorAll('th button').forEach(b => b.addEventListener('click', () => sortBy(b)));
+  wireTheme(); wireTables(); wireFilters(); wireDetail(); wireSides();
   document.body.dataset.ready = 'yes';
 });

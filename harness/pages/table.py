@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,6 +22,7 @@ from harness.analysis.intervals import EQUAL, TOO_FEW
 from harness.analysis.labels import mode
 from harness.analysis.point_row import BASE, RUN_GROUP
 from harness.analysis.points import Row, rows_of
+from harness.citations.bibliography import Entry
 from harness.pages import glossary
 from harness.pages.markup import one_line
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
@@ -51,6 +52,14 @@ def show_contrasts(contrasts: pd.DataFrame, console: Console | None = None) -> N
     groups = [group for _, group in contrasts.groupby([*RUN_GROUP, "against"], sort=False)]
     for title, group in zip(_titles(groups), groups, strict=True):
         console.print(_contrast_table(group, title))
+
+
+def show_citations(found: Mapping[Entry, Sequence[str]], missing: Sequence[str], console: Console | None = None) -> None:
+    """Print whom to cite for these stacks and tasks, a line each; `missing` are those that no entry stands for."""
+    console = console or _console()
+    lines = [f"{', '.join(names)}: {entry.line}" for entry, names in found.items()]
+    lines += [f"{', '.join(missing)}: not of this program"] if missing else []
+    console.print(Group(Text("What to cite", style="bold"), _notes_text(lines), Text("")))
 
 
 def _console() -> Console:
@@ -118,7 +127,7 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
         str(row["n"]),
         f"{score_text(row['score'])} {interval_text(row['score_lo'], row['score_hi'])}".strip(),
         "base" if row["stack"] == BASE else difference,
-        "" if row["stack"] == BASE else glossary.verdict_text(row["vs_full"]),
+        "" if row["stack"] == BASE else glossary.judged(row),
         iec(row["bytes_context"]) + ("*" if row["storage"] == "simulated" else ""),
         share_text(row["ratio"]),
         "●" if row["on_frontier"] else "",
@@ -149,6 +158,8 @@ def _met(group: pd.DataFrame) -> Iterator[glossary.Entry]:
     yield glossary.FLAGS["frontier"]
     met = set(group.loc[group["stack"] != BASE, "vs_full"])
     yield from (entry for name, entry in glossary.VERDICTS.items() if name in met)
+    if any(map(glossary.unheld, rows_of(group))):
+        yield glossary.FLAGS["holm"]
     if (group["storage"] == "simulated").any():
         yield glossary.FLAGS["simulated"]
     if group["discriminative"].eq(False).any():

@@ -14,7 +14,7 @@ FILES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "tasks").rglob("*.py
 VALUES = ("errors", "fields", "types", "files")
 STACK = (*VALUES, "stages", "kv", "models", "engine")
 SETUP = (*STACK, "tasks", "configure", "calibrate", "lm_eval")
-READING = (*VALUES, "records", "analysis")
+READING = (*VALUES, "records", "analysis", "citations")
 SEES: dict[str, tuple[str, ...]] = {  # a room -> the rooms it may import from; the commands see all of them
     "errors": (),
     "fields": (),
@@ -30,6 +30,7 @@ SEES: dict[str, tuple[str, ...]] = {  # a room -> the rooms it may import from; 
     "calibrate": (*STACK, "configure"),
     "lm_eval": (*STACK, "tasks", "configure", "calibrate"),
     "records": VALUES,
+    "citations": ("errors",),
     "evaluation": (*SETUP, "records", "analysis"),
     "analysis": (*VALUES, "records"),
     "pages": READING,
@@ -97,7 +98,7 @@ def test_a_planted_arrow_is_found(mine: str, line: str) -> None:
 
 
 def test_stages_and_records_know_no_transformers() -> None:
-    for name in ("stages", "records", "analysis", "pages"):
+    for name in ("stages", "records", "analysis", "citations", "pages"):
         for path in (ROOT / "harness" / name).rglob("*.py"):
             others = {one.split(".")[0] for one in imported(ast.parse(path.read_text()))}
             assert not others & {"transformers", "hydra", "lm_eval"}, path

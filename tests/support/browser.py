@@ -58,7 +58,7 @@ def content(page: Path) -> dict[str, Any]:
             return {key: whole(one) for key, one in value.items()}
         return [whole(one) for one in value] if isinstance(value, list) else value
 
-    found["figures"] = whole(found["figures"])
+    found |= {name: whole(found[name]) for name in ("figures", "points", "facets", "rows")}
     for trace in (trace for figure in found["figures"].values() for trace in figure["data"]):
         if trace["type"] != "heatmap" and "customdata" in trace:
             trace["customdata"] = [hover(number) for number in trace["customdata"]]

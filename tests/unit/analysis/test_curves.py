@@ -12,8 +12,8 @@ import pytest
 from harness.analysis.curves import COLUMNS, Curves, bucket_width, curves
 from harness.analysis.frontier import frontier, rank
 from harness.analysis.points import points
-from harness.pages.curve_figure import ALL, budgets, of_panel
 from harness.pages.outputs import write_all
+from harness.pages.place_figures import ALL, budgets, of_panel
 from tests.support.record_factory import sweep, write_shard
 from tests.support.stream_factory import document, stream
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.analysis.findings import findings
-from harness.analysis.labels import shortened
+from harness.analysis.labels import bits_of, shortened
 from harness.pages import dashboard
 from tests.support.browser import content
 from tests.support.record_factory import grid, make
@@ -36,3 +36,13 @@ def test_a_page_draws_short_names(tmp_path: Path) -> None:
     assert {"full", "keydiff", "keydiff, always"} <= lines and not any("recent" in name for name in lines)
     assert set(found["figures"]["s0-bytes0"]["data"][0]["y"]) == {"full", "keydiff 0.5", "keydiff, always at 0.5"}
     assert {one["label"] for one in found["heat"]["s0-heat0"]} >= {"keydiff 0.5", "keydiff, always at 0.5"}
+
+
+def test_bits_of_a_codec() -> None:
+    places = {"exact.Exact": 16, "int8.Int8": 8, "int8_static.Int8Static": 8, "fp8.Float8": 8, "other.Mine": None}
+    for place, bits in places.items():
+        assert bits_of({"_target_": f"harness.stages.codec.{place}"}) == bits
+    assert bits_of({"_target_": "harness.stages.codec.int_groups.IntGroups", "bits": 3}) == 3
+    inner = {"_target_": "harness.stages.codec.int8.Int8"}
+    assert bits_of({"_target_": "harness.stages.codec.hadamard.Hadamard", "inner": inner}) == 8
+    assert bits_of(None) is None

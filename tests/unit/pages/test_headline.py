@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
-from harness.pages.headline import headline
+from harness.pages.headline import headline, joint_headline
 from tests.support.record_factory import ROW, make, perplexity
 
 
@@ -79,3 +79,36 @@ def test_one_picked_from_many_says_so(points_: int, told: bool) -> None:
     many = [1.0] * 50 + [0.0] * 10
     records = _run("full", many) + [r for i in range(points_) for r in _run(f"s{i}", many, 0.5)]
     assert ("compared; no interval is adjusted for that" in _said(records)) is told
+
+
+def _judged(records: list[dict[str, Any]], holm_p: float) -> str:
+    ranked = rank(points(records))
+    return headline(ranked.assign(holm_p=holm_p))
+
+
+def test_a_verdict_that_many_comparisons_take_back_is_said_so() -> None:
+    full, better = _run("full", [0.0] * 10 + [1.0] * 10), _run("int8", [1.0] * 20, 0.5)
+    assert _judged(full + better, 0.04) == "int8 does better than the full cache at 50 % of its bytes"
+    assert _judged(full + better, 0.06) == (
+        "int8 does better than the full cache at 50 % of its bytes, which does not hold among all 1 compared (Holm)"
+    )
+    worse = _run("full", [1.0] * 20) + _run("int8", [0.0] * 20, 0.5)
+    assert "Holm" not in _judged(worse, 0.04)
+    assert _judged(worse, 0.06).endswith("; among all 1, 1 of these verdicts do not hold (Holm)")
+
+
+def test_several_tasks_together() -> None:
+    def entry(*points: tuple[str, float, float, float]) -> dict[str, Any]:
+        named = [dict(zip(("label", "ratio", "score", "worst"), point, strict=True)) for point in points]
+        return {"members": ["needle", "docqa"], "over": "tasks", "points": named}
+
+    full = ("full", 1.0, 1.0, 1.0)
+    assert joint_headline(entry(("int4", 0.333, 0.97, 0.9), ("int8", 0.5, 1.0, 0.99), full)) == (
+        "int4, 33.3 % of the bytes, is the smallest that keeps 95 % of the full cache's score above chance over 2 tasks: "
+        "0.97 on average, 0.90 at the worst"
+    )
+    assert joint_headline(entry(("int4", 0.333, 0.5, 0.1), ("int2", 0.2, 0.3, 0.1), full)) == (
+        "No smaller cache keeps 95 % of the full cache's score above chance over 2 tasks; the nearest is int4, 33.3 % of the "
+        "bytes: 0.50 on average, 0.10 at the worst"
+    )
+    assert joint_headline(entry(full)) == "No smaller cache has a score on all of them"

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
-from harness.pages import table
+from harness.pages import glossary, table
 from harness.pages.units import iec, share_text
 from tests.support.record_factory import ROW, grid, make, perplexity, sweep
 
@@ -80,3 +80,10 @@ def test_a_verdict_of_many_words_folds_no_label() -> None:
     (line,) = [line for line in shown.splitlines() if line.startswith(" a_stack_with_a_long_name ")]
     assert "too few docs" in line and line.rstrip().endswith("●")
     assert "too few docs: too few documents for a verdict: " in shown, "in full below"
+
+
+def test_a_verdict_that_does_not_hold_among_all_points_is_marked_and_stays() -> None:
+    ranked = rank(points(sweep(stacks=["full", "int8", "random"])))
+    plain, marked = table.text(ranked.assign(holm_p=0.01)), table.text(ranked.assign(holm_p=0.2))
+    assert "‡" not in plain and "clearly below ‡" in marked and "= full ‡" not in marked
+    assert glossary.FLAGS["holm"].meaning in " ".join(marked.split())

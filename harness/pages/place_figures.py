@@ -1,27 +1,34 @@
-"""Perplexity by position as a figure, from a table of curves and a ranked panel.
+"""Scores by place: perplexity by position as lines, and scores by length and depth as maps.
 
-All points are traces of one figure. Which of them are shown is a list of booleans for each budget, so a page with many
-lines opens with one line a stack.
+All points of a panel are lines of one figure. Which of them are shown is a list of booleans for each budget, so a page with
+many lines opens with one line a stack.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from harness.analysis.point_row import BASE
+from harness.analysis.points import Row, rows_of
 from harness.pages.hover import hover
-from harness.pages.looks import AXIS, Look, layout, legend, legend_height
-from harness.pages.units import score_text, small
+from harness.pages.looks import AXIS, INK, Look, layout, legend, legend_height
+from harness.pages.units import iec, interval_text, score_text, small
 
 Y_TITLES = {"perplexity": "perplexity (lower is better)", "kl": "KL to the full cache, nats a token (lower is better)"}
 ALL = "all"
 _MARGIN = {"l": 64, "r": 16, "t": 24, "b": 60}
 _FIRST = 0.25  # share of the tokens kept that a page opens with
+_CELL, _TALLEST = 46, 640  # pixels of a row of a map, and of all of them together
+_TEXTS = 24  # rows of a map up to which a cell has room for its number
+
+Map = dict[str, Any]
 
 
 def of_panel(curves: pd.DataFrame, panel: pd.DataFrame) -> list[tuple[pd.Series[Any], pd.DataFrame]]:
@@ -106,7 +113,7 @@ def _line(row: pd.Series[Any], part: pd.DataFrame, look: Look) -> go.Scatter:
         marker={"symbol": [look.marker(row["storage"])] * len(part), "color": look.colour, "size": size},
         text=[_bucket(bucket) for _, bucket in part.iterrows()],
         hovertemplate=f"%{{text}}<br>{about}<extra></extra>",
-        meta={"kl": values["kl"]},
+        meta={"kl": values["kl"], "id": row["id"]},
     )
 
 
@@ -116,3 +123,81 @@ def _bucket(bucket: pd.Series[Any]) -> str:
         f"positions {bucket['start']:,}–{bucket['stop'] - 1:,}: perplexity <b>{score_text(bucket['perplexity'])}</b>"
         f"  ·  KL {small(bucket['kl'])}  ·  n {bucket['tokens']:,} tokens of {documents}"
     )
+
+
+def heat(cells: pd.DataFrame, chosen: str, title: str | None = None) -> tuple[go.Figure, dict[str, Map]]:
+    """(figure, its maps by label): full cache left, the chosen point right, length across and depth down.
+
+    The chosen point is shown under its label, or under `title`.
+    """
+    lengths, depths = sorted(cells["length"].unique()), sorted(cells["depth"].unique())
+    rows: dict[str, dict[tuple[float, float], Row]] = defaultdict(dict)
+    for row in rows_of(cells):
+        rows[row["label"]][row["length"], row["depth"]] = row
+    maps = {label: _map(own, lengths, depths) for label, own in rows.items()}
+    shown = [BASE if BASE in maps else chosen, chosen]
+    titles = [shown[0], title or chosen] if shown[0] != chosen else [title or chosen] * 2
+    figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
+    bounded = cells["score"].between(0, 1).all()
+    limits = (0.0, 1.0) if bounded else (cells["score"].min(), cells["score"].max())
+    for column, (label, title_of) in enumerate(zip(shown, titles, strict=True), start=1):
+        trace = go.Heatmap(
+            **maps[label],
+            x=[f"{length:,.0f}" for length in lengths],
+            y=_depth_names(cells, depths),
+            texttemplate="%{text}" if len(depths) <= _TEXTS else "",
+            hovertemplate=f"<b>{title_of}</b><br>%{{customdata}}<extra></extra>",
+            colorscale="Cividis",
+            zmin=limits[0],
+            zmax=limits[1],
+            xgap=3,
+            ygap=3 if len(depths) <= _TEXTS else 0,
+            colorbar={
+                "title": {"text": cells["metric"].iloc[0], "font": {"size": 13}},
+                "thickness": 12,
+                "outlinewidth": 0,
+            },
+            showscale=column == 2,
+        )
+        figure.add_trace(trace, row=1, col=column)
+    figure.update_layout(layout(height=140 + min(_CELL * len(depths), _TALLEST)))
+    figure.update_annotations(font={"size": 14, "color": INK})
+    figure.update_xaxes(title={"text": "length in tokens", "font": {"size": 13}}, type="category", showgrid=False)
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    figure.update_yaxes(title={"text": "depth of the answer in the context", "font": {"size": 13}}, col=1)
+    return figure, maps
+
+
+def _depth_names(cells: pd.DataFrame, depths: list[float]) -> list[str]:
+    """The mean depth at which the answers of a row really are, the asked one where that is not known; all different."""
+    real = cells.groupby("depth")["depth_realised"].mean()
+    names = [f"{real[depth] if math.isfinite(real[depth]) else depth:.0%}" for depth in depths]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name} (asked {depth:.4%})" for name, depth in zip(names, depths, strict=True)]
+
+
+def _map(rows: dict[tuple[float, float], Row], lengths: list[float], depths: list[float]) -> Map:
+    grid = [[rows.get((length, depth)) for length in lengths] for depth in depths]
+    return {
+        "z": [
+            [None if c is None or not math.isfinite(c["score"]) else float(f"{c['score']:.6g}") for c in line] for line in grid
+        ],
+        "text": [["" if c is None else score_text(c["score"]) + _mark(c) for c in line] for line in grid],
+        "customdata": [["not run" if c is None else _cell_hover(c) for c in line] for line in grid],
+    }
+
+
+def _mark(cell: Row) -> str:
+    return " †" if pd.notna(cell["discriminative"]) and not cell["discriminative"] else ""
+
+
+def _cell_hover(cell: Row) -> str:
+    score = f"{score_text(cell['score'])} {interval_text(cell['score_lo'], cell['score_hi'])} · n {cell['n']}"
+    depth = f"depth {cell['depth']:.0%}"
+    if math.isfinite(cell["depth_realised"]):
+        depth = f"depth {cell['depth_realised']:.1%} (asked: {cell['depth']:.0%})"
+    place = f"{cell['length']:,.0f} tokens, {depth}"
+    full = f"full cache here {score_text(cell['full_score'])}<br>KV {iec(cell['bytes_context'])}"
+    floor = "<br>† the full cache scores at chance here: this cell tells nothing" if _mark(cell) else ""
+    return f"{place}<br>{score}<br>{full}{floor}"

@@ -1,0 +1,207 @@
+"""The cards of a page: each a title, controls, a note and a figure or a table, of one section, one panel or all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.curves import Curves
+from harness.analysis.frontier import GROUP
+from harness.analysis.point_row import BASE
+from harness.analysis.points import rows_of
+from harness.pages import facts as html
+from harness.pages import figures
+from harness.pages import paired_view as by_pairs
+from harness.pages import place_figures as by_place
+from harness.pages.frame import only_in, select_options, switch
+from harness.pages.frontier_figure import frontier as frontier_figure
+from harness.pages.frontier_figure import views
+from harness.pages.headline import joint_headline
+from harness.pages.hover import is_stream
+from harness.pages.looks import Look
+from harness.pages.markup import markup
+from harness.pages.place_figures import heat
+
+Panel = tuple[str, str, str, bool]  # the values of GROUP
+
+_LEGEND = (
+    "Large, outlined points are on the frontier: no other point scores better for as few bytes. Lighter points are "
+    "beaten, not dropped. Bars are 95 % intervals; the dotted line and its band are the full cache. Hollow markers: "
+    "simulated storage. Points of one stack are joined by a thin line; the two modes are never joined. Click a point for all "
+    "that is known of it; the frontier stays that of all points, whatever is filtered."
+)
+_CURVES = (
+    "exp of the mean negative log-likelihood of the tokens in a bucket, over all documents. Every stack shows its point "
+    "nearest to the chosen budget, by the share of tokens kept; stacks without a budget always show. Larger markers keep more."
+)
+_BITS = (
+    "the best of the stacks that store every token in so many bits of a key and of a value; scales and exact tails are in the "
+    "share of bytes. Hover for all of them"
+)
+_JOINT = (
+    "scores between a guess (0) and the full cache (1), their mean; bars reach down to the worst. Only points that all have, "
+    "and only where the full cache is better than chance"
+)
+_EXPORTS = {"csv": "CSV", "latex": "LaTeX", "markdown": "Markdown"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What the cards of a page share; all texts are markup. `content` gathers what the script of the page reads."""
+
+    cells: pd.DataFrame
+    curves: Curves
+    volumes: Mapping[Panel, tuple[float | None, str | None]]  # hypervolume, or why there is none
+    families: Mapping[Panel, Mapping[str, float]]  # hypervolume of the points of each family of stacks
+    looks: dict[str, Look]
+    content: dict[str, Any] = field(
+        default_factory=lambda: {
+            name: {} for name in ("figures", "heat", "titles", "views", "shown", "windows", "tables", "rows", "maps")
+        }
+    )
+
+
+def card(title: str, inner: str, note: str = "", controls: Iterable[str] = ()) -> str:
+    """A card as HTML, all of it markup."""
+    quiet = f'<p class="quiet small">{note}</p>' if note else ""
+    right = f'<div class="switches">{"".join(controls)}</div>'
+    return f'<div class="card"><div class="head"><h3>{title}</h3>{right}</div>{quiet}{inner}</div>'
+
+
+def _plot(page: Page, ident: str, figure: Any, unit: str = "", view: str = "") -> str:
+    """The element of a figure; with a unit of its x axis ("bytes", "ratio" or "tokens") the page writes its ticks.
+
+    A figure with a `view` opens in it.
+    """
+    page.content["figures"][ident] = figure.to_plotly_json()
+    return f'<div id="{ident}"{f" data-unit={unit}" if unit else ""}{f" data-view={view}" if view else ""}></div>'
+
+
+def frontier_card(page: Page, ident: str, section: pd.DataFrame) -> str:
+    """Score, or the paired difference, against bytes."""
+    paired = by_pairs.of_section(section)
+    view = "paired" if paired is not None and is_stream(section.iloc[0]) else "score"
+    controls = [
+        switch(ident, "unit", {"bytes": "bytes", "ratio": "share of full"}),
+        switch(ident, "xscale", {"log": "log", "linear": "linear"}),
+    ]
+    if not section["higher_is_better"].iloc[0]:
+        scale = switch(ident, "yscale", {"log": "score log", "linear": "score linear"})
+        controls.append(only_in(ident, "score", view, scale))
+    figure = frontier_figure(section, page.looks, paired)
+    note = _LEGEND
+    if paired is not None:
+        controls.insert(0, switch(ident, "view", {"score": "score", "paired": "vs full (paired)"}, view))
+        page.content["views"][ident] = views(figure, paired)
+        note = only_in(ident, "score", view, _LEGEND) + only_in(ident, "paired", view, by_pairs.note(section, paired))
+    page.content["titles"][ident] = figures.x_titles(section)
+    inner = _plot(page, ident, figure, "bytes", view if paired is not None else "")
+    return card("Quality against KV bytes", inner, note, controls)
+
+
+def heat_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
+    """Scores by length and depth, of the full cache and of a point; empty where examples have no such place."""
+    own = page.cells
+    for name in GROUP:
+        own = own[own[name] == panel[name].iloc[0]]
+    if own.empty:
+        return ""
+    shown = panel[panel["label"].isin(own["label"])].sort_values("bytes_context")
+    front = shown["on_frontier"] & (shown["stack"] != BASE)
+    groups = {"on the frontier": shown[front], "others": shown[~front]}
+    options = "".join(
+        f'<optgroup label="{name}">{select_options(points["short"].tolist())}</optgroup>' for name, points in groups.items()
+    )
+    ordered = [row for points in groups.values() for row in rows_of(points)]
+    figure, maps = heat(own, ordered[0]["label"], ordered[0]["short"])
+    page.content["heat"][ident] = [{"label": row["short"], **maps[row["label"]]} for row in ordered]
+    page.content["maps"][ident] = [row["id"] for row in ordered]
+    select = f'<label>compare with <select data-plot="{ident}">{options}</select></label>'
+    note = "mean score of a cell; hover for n and interval. †: the full cache scores at chance there"
+    first = panel.iloc[0]
+    title = f"{first['task']}: {first['metric']} by length and depth, {figures.panel_title(panel, section)}"
+    return card(title, _plot(page, ident, figure), note, [select])
+
+
+def curves_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
+    """Perplexity by position; empty for tasks that are no streams."""
+    if not is_stream(panel.iloc[0]):
+        return ""
+    title = f"Perplexity by position, {figures.panel_title(panel, section)}"
+    missing = "".join(f"<br>{markup(line)}" for line in page.curves.problems)
+    lines = by_place.of_panel(page.curves.frame, panel)
+    if not lines:
+        return card(title, f'<p class="quiet">No curve to draw.{missing}</p>')
+    shown, first = by_place.budgets(lines)
+    page.content["shown"][ident], page.content["titles"][ident] = list(shown.values()), by_place.Y_TITLES
+    options = select_options(list(shown), first)
+    controls = [
+        f'<label>budget <select data-lines="{ident}">{options}</select></label>',
+        switch(ident, "measure", {"perplexity": "perplexity", "kl": "KL to full"}),
+        switch(ident, "yscale", {"log": "log", "linear": "linear"}),
+    ]
+    width = int((lines[0][1]["stop"] - lines[0][1]["start"]).iloc[0])
+    note = f"{_CURVES} Buckets of {width} tokens.{missing}"
+    figure = by_place.by_position(lines, page.looks, shown[first])
+    return card(title, _plot(page, ident, figure, "tokens"), note, controls)
+
+
+def bits_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
+    """Bits of keys against bits of values; empty where stacks do not differ in both."""
+    figure = figures.bits_map(panel)
+    if figure is None:
+        return ""
+    title = f"Bits of keys and of values, {figures.panel_title(panel, section)}"
+    return card(title, _plot(page, ident, figure), _BITS)
+
+
+def bytes_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
+    """What the bytes of each point are."""
+    when = " at the end of the stream" if is_stream(panel.iloc[0]) else ""
+    note = f"allocated bytes by kind{when}, mean over the samples; the marker of the stack is at the logical bytes"
+    figure, windows = figures.breakdown(panel, page.looks)
+    controls = []
+    if len(windows) > 1:
+        page.content["windows"][ident] = [list(window) for window in windows.values()]
+        controls.append(f'<label>points by bytes <select data-rows="{ident}">{select_options(list(windows))}</select></label>')
+    title = f"What the bytes are, {figures.panel_title(panel, section)}"
+    return card(title, f'<div class="scroll">{_plot(page, ident, figure, "bytes")}</div>', note, controls)
+
+
+def table_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
+    """All points of a panel, to search, sort and take along."""
+    table, page.content["tables"][ident], page.content["rows"][ident] = html.points_table(panel, ident)
+    note = "click a column to sort, a row (or arrows and enter) for all that is known of a point"
+    return card(f"All points, {figures.panel_title(panel, section)}", table, note, _table_tools(ident))
+
+
+def _table_tools(ident: str) -> list[str]:
+    buttons = "".join(f'<button type="button" value="{value}">{name}</button>' for value, name in _EXPORTS.items())
+    search = f'<input type="search" data-search="{ident}" placeholder="search" aria-label="search this table">'
+    return [search, f'<span class="buttons" role="group" data-export="{ident}">{buttons}</span>']
+
+
+def joint_card(page: Page, ident: str, entry: Mapping[str, Any]) -> str:
+    """One entry of the joint frontiers, as markup."""
+    asked = "query-aware" if entry["query_aware"] else "query-agnostic"
+    common = entry["model" if entry["over"] == "tasks" else "task"]
+    title = f"{len(entry['members'])} {entry['over']} together: {', '.join(entry['members'])} · {common} · <b>{asked}</b>"
+    table, page.content["tables"][ident + "-points"] = html.joint_table(entry["points"], ident + "-points")
+    inner = (
+        f'<b class="big">{joint_headline(entry)}</b>{_plot(page, ident, figures.joint(entry["points"], page.looks), "ratio")}'
+    )
+    return card(title, inner + table, _JOINT, _table_tools(ident + "-points"))
+
+
+def sides_card() -> str:
+    """Two panels side by side, which the page's script fills in once it is unfolded."""
+    selects = "".join(f"<label>{side} <select data-side={side}></select></label>" for side in ("left", "right"))
+    return (
+        '<details class="card" id="sides"><summary>Two runs or modes side by side</summary>'
+        f'<div class="switches">{selects}</div><p class="quiet small">Points of the same stack at the same budget; above the '
+        'dotted line the right one scores higher. Intervals are those of each by itself.</p><div id="sides-plot"></div>'
+        f'<div class="scroll"><table id="sides-table"><thead></thead><tbody></tbody></table></div></details>'
+    )

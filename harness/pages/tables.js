@@ -1,0 +1,102 @@
+// tables of points: filled, sorted, searched, walked through by keys, and taken along
+const PAPER = ['stack and point', 'n', 'score', '95 %', 'vs full', '95 % paired', 'verdict', 'KV bytes', 'of full',
+  'mean of normalised scores', 'worst'];
+function cell(number) {
+  const code = store.cells[number], kind = code[0], rest = code.slice(1), at = rest.indexOf('|');
+  if (kind === 'v') return `<td data-v="${rest.slice(0, at)}">${rest.slice(at + 1)}</td>`;
+  return `<td class=l${kind === 't' ? ' data-tip' : ''}>${rest}</td>`;
+}
+function fillTable(id, rows) {
+  const ids = store.rows?.[id];
+  document.getElementById(id).tBodies[0].innerHTML = rows.map(([kind, ...cells], i) =>
+    `<tr class="${store.cells[kind]}"${ids ? ` data-id=${ids[i]} tabindex=${i ? -1 : 0}` : ''}>${cells.map(cell).join('')}</tr>`).join('');
+}
+// a verdict says on hover what the glossary of the page says of it
+function explain() {
+  const known = new Map([...document.querySelectorAll('#labels tbody tr')].map(row => [row.cells[1].textContent,
+    `${row.cells[1].textContent}: ${row.cells[2].textContent}. Trust it? ${row.cells[3].textContent}.`]));
+  for (const cell of document.querySelectorAll('[data-tip]')) {
+    const [verdict, mark] = cell.textContent.split(' ‡');
+    cell.title = [known.get(verdict), mark === undefined ? undefined : known.get('‡')].filter(Boolean).join('\n');
+  }
+  for (const head of document.querySelectorAll('.scroll th')) head.title = known.get(head.textContent) ?? '';
+}
+function sortBy(button) {
+  const head = button.parentElement, body = head.closest('table').tBodies[0], i = head.cellIndex;
+  const up = head.getAttribute('aria-sort') !== 'ascending';
+  for (const other of head.parentElement.children) other.removeAttribute('aria-sort');
+  head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
+  const value = row => { const cell = row.cells[i];
+    return 'v' in cell.dataset ? (cell.dataset.v === '' ? Infinity : +cell.dataset.v) : cell.textContent; };
+  const order = (a, b) => { const x = value(a), y = value(b);
+    return typeof x === 'number' ? x - y || 0 : x.localeCompare(y, 'en', {numeric: true}); };
+  body.append(...[...body.rows].sort((a, b) => up ? order(a, b) : order(b, a)));
+}
+// a row shows where the filters let its point through and one of its cells holds what is searched
+function sift(table) {
+  const wanted = (document.querySelector(`[data-search="${table.id}"]`)?.value ?? '').trim().toLowerCase();
+  for (const row of table.tBodies[0].rows) {
+    const passes = !('id' in row.dataset) || isOn(+row.dataset.id);
+    row.hidden = !(passes && (!wanted || [...row.cells].some(cell => cell.textContent.toLowerCase().includes(wanted))));
+  }
+  const shown = shownRows(table);
+  if (shown.length && !shown.some(row => row.tabIndex === 0) && 'id' in shown[0].dataset) shown[0].tabIndex = 0;
+}
+function shownRows(table) { return [...table.tBodies[0].rows].filter(row => !row.hidden); }
+function csv(table) {
+  // a text that a spreadsheet would take for a formula gets a quote before it
+  const quoted = text => '"' + text.replace(/^(?=[=+\-@\t])/, "'").replaceAll('"', '""') + '"';
+  const value = cell => 'v' in cell.dataset ? cell.dataset.v : quoted(cell.textContent);
+  const lines = shownRows(table).map(row => [...row.cells].map(value).join(','));
+  return [[...table.tHead.rows[0].cells].map(cell => quoted(cell.textContent)).join(','), ...lines].join('\r\n') + '\r\n';
+}
+function forPaper(table) {
+  const heads = [...table.tHead.rows[0].cells].map(cell => cell.textContent);
+  const columns = heads.map((name, i) => i).filter(i => PAPER.includes(heads[i].replace(' (time mean)', '')));
+  return [heads, ...shownRows(table).map(row => [...row.cells].map(cell => cell.textContent))].map(row => columns.map(i => row[i]));
+}
+function markdown(table) {
+  const [head, ...rows] = forPaper(table).map(row => '| ' + row.map(
+    text => text.replace(/[\\|`*_<>[\]]/g, '\\$&')).join(' | ') + ' |');
+  return [head, '|' + ' --- |'.repeat(forPaper(table)[0].length), ...rows].join('\n') + '\n';
+}
+function latex(table) {
+  const spelled = {'\\': '\\textbackslash{}', '~': '\\textasciitilde{}', '^': '\\textasciicircum{}', '<': '\\textless{}',
+    '>': '\\textgreater{}', '‡': '$\\ddagger$', '–': '--', '●': '$\\bullet$'};
+  const escaped = text => text.replace(/[&%$#_{}]|[\\~^<>‡–●]/g, mark => spelled[mark] ?? '\\' + mark);
+  const [head, ...rows] = forPaper(table).map(row => '  ' + row.map(escaped).join(' & ') + ' \\\\');
+  const lines = [`\\begin{tabular}{l${'r'.repeat(forPaper(table)[0].length - 1)}}`, '  \\toprule', head, '  \\midrule', ...rows];
+  return [...lines, '  \\bottomrule', '\\end{tabular}'].join('\n') + '\n';
+}
+const exported = {
+  csv(table) { save(table.id + '.csv', 'text/csv', csv(table)); },
+  latex(table) { showText('LaTeX (booktabs)', table.id + '.tex', latex(table)); },
+  markdown(table) { showText('Markdown', table.id + '.md', markdown(table)); },
+};
+function focusRow(row) {
+  for (const other of row.parentElement.querySelectorAll('[tabindex="0"]')) other.tabIndex = -1;
+  row.tabIndex = 0; row.focus();
+}
+function walkRows(event) {
+  const row = event.target.closest('tr[data-id]');
+  if (!row || event.target !== row) return;
+  const rows = shownRows(row.closest('table')), i = rows.indexOf(row);
+  const to = {ArrowDown: i + 1, ArrowUp: i - 1, Home: 0, End: rows.length - 1}[event.key];
+  if (to !== undefined) { event.preventDefault(); if (rows[to]) focusRow(rows[to]); }
+  if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); pick(+row.dataset.id, row, true); }
+}
+function wireTables() {
+  explain();
+  document.querySelectorAll('th button').forEach(b => b.addEventListener('click', () => sortBy(b)));
+  for (const body of document.querySelectorAll('.scroll tbody')) {
+    body.addEventListener('keydown', walkRows);
+    body.addEventListener('click', event => {
+      const row = event.target.closest('tr[data-id]');
+      if (row && !getSelection().toString()) { focusRow(row); pick(+row.dataset.id, row); }
+    });
+  }
+  for (const input of document.querySelectorAll('[data-search]'))
+    input.addEventListener('input', () => sift(document.getElementById(input.dataset.search)));
+  for (const group of document.querySelectorAll('[data-export]')) for (const button of group.children)
+    button.addEventListener('click', () => exported[button.value](document.getElementById(group.dataset.export)));
+}
