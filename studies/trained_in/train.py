@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import random
@@ -55,7 +56,7 @@ def trained(config: PretrainedConfig, seed: int, prose: bytes, folder: Path, rec
 
 def _fresh(config: PretrainedConfig, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa").train()
     start_alike(model)
     return model
 
