@@ -63,7 +63,7 @@ def _apart(names: list[tuple[float, float, str, str]]) -> list[tuple[float, floa
     for at, height, name, colour in sorted(names, key=lambda one: one[1]):
         for left, above, other, _ in placed:
             if at < left + 7.5 * len(other) and left < at + 7.5 * len(name) and abs(height - above) < NEAR:
-                height = above + NEAR  # noqa: PLW2901
+                height = above + NEAR
         placed.append((at, height, name, colour))
     return placed
 
