@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from studies.trained_in.designs import DESIGNS, configuration, size
 from studies.trained_in.figure import svg
-from studies.trained_in.measure import Measured, measured
+from studies.trained_in.measure import Desk, Measured, measured
 from studies.trained_in.texts import corpus, write_questions
 from studies.trained_in.train import Recipe, trained
 
@@ -43,8 +43,9 @@ def study(out: Path, designs: Sequence[str], seeds: int, recipe: Recipe) -> pd.D
     """Train and measure; the table, which is written with its figure after every model."""
     out.mkdir(parents=True, exist_ok=True)
     prose, held_out = corpus()
-    write_questions(questions := out / "questions.jsonl")
-    (text := out / "held_out.txt").write_text(held_out, encoding="utf-8")
+    desk = Desk(out / "questions.jsonl", out / "held_out.txt", out / "runs")
+    write_questions(desk.questions)
+    desk.prose.write_text(held_out, encoding="utf-8")
     rows: list[Measured] = []
     table = pd.DataFrame()
     for seed in range(seeds):
@@ -52,8 +53,7 @@ def study(out: Path, designs: Sequence[str], seeds: int, recipe: Recipe) -> pd.D
             print(f"{design}, seed {seed}", flush=True)
             config = configuration(design)
             model = trained(config, seed, prose, out / "models", recipe)
-            about = {"design": design, "seed": seed, "parameters": size(config)}
-            rows.append(measured(model, questions, text, out / "runs", **about))
+            rows.append(measured(model, desk, design=design, seed=seed, parameters=size(config)))
             table = written(rows, out)
     return table
 

@@ -1,4 +1,4 @@
-"""Recall against KV bytes a token as an SVG, drawn by hand: a dot a trained model, a bar its interval, a line a design's mean."""
+"""Recall against KV bytes a token as an SVG, drawn by hand: a dot a model, a bar its interval, a line a design's mean."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def svg(points: pd.DataFrame, chance: float) -> str:
         *(_level(y(share), f"{share:g}") for share in (0, 0.25, 0.5, 0.75, 1)),
         *(_mark(x(value), f"{value:g}") for value in _powers(least, most)),
         _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "KV bytes a token of the context (log)", INK, anchor="middle"),
-        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(chance):.1f}" y2="{y(chance):.1f}" stroke="{MUTED}" stroke-dasharray="4 4"/>',
+        _across(LEFT, WIDTH - RIGHT, y(chance), f'stroke="{MUTED}" stroke-dasharray="4 4"'),
         _text(WIDTH - RIGHT + 6, y(chance) + 4, "a guess", MUTED),
     ]
     names: list[tuple[float, float, str, str]] = []
@@ -49,9 +49,7 @@ def svg(points: pd.DataFrame, chance: float) -> str:
             parts.append(f'<circle cx="{at:.1f}" cy="{dot}" r="4" fill="{colour}"/>')
         mean = y(group["recall"].mean())
         if len(group) > 1:
-            parts.append(
-                f'<line x1="{middle - 13:.1f}" x2="{middle + 13:.1f}" y1="{mean:.1f}" y2="{mean:.1f}" stroke="{colour}" stroke-width="2"/>'
-            )
+            parts.append(_across(middle - 13, middle + 13, mean, f'stroke="{colour}" stroke-width="2"'))
         names.append((middle + 16, mean + 4, str(design), colour))
     parts += [_text(at, height, name, colour) for at, height, name, colour in _apart(names)]
     return "\n".join([*parts, "</svg>", ""])
@@ -72,8 +70,12 @@ def _powers(least: float, most: float) -> list[int]:
     return [2**power for power in range(math.ceil(math.log2(least)), math.floor(math.log2(most)) + 1)]
 
 
+def _across(left: float, right: float, height: float, style: str) -> str:
+    return f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{height:.1f}" y2="{height:.1f}" {style}/>'
+
+
 def _level(height: float, name: str) -> str:
-    line = f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}" stroke="{GRID}"/>'
+    line = _across(LEFT, WIDTH - RIGHT, height, f'stroke="{GRID}"')
     return line + _text(LEFT - 8, height + 4, name, MUTED, anchor="end")
 
 

@@ -39,19 +39,28 @@ class Measured:
     bits_hi: float
 
 
-def measured(model: Path, questions: Path, prose: Path, runs: Path, *, design: str, seed: int, parameters: int) -> Measured:
+@dataclass(frozen=True)
+class Desk:
+    """Files of questions and of held-out prose, and the folder of the runs."""
+
+    questions: Path
+    prose: Path
+    runs: Path
+
+
+def measured(model: Path, desk: Desk, *, design: str, seed: int, parameters: int) -> Measured:
     """Run both tasks under the full cache of the design; what is in the run folders already is not made again."""
-    known = {"model": model, "model__tokenizer": "bytes", "stacks": ["full"], "results_dir": str(runs), "progress": False}
+    known = {"model": model, "model__tokenizer": "bytes", "stacks": ["full"], "results_dir": str(desk.runs), "progress": False}
     asked = {
         "task": "jsonl",
-        "task__path": str(questions),
+        "task__path": str(desk.questions),
         "task__max_new_tokens": 1,
         "task__metric": "exact",
         "task__chance": 0.1,
     }
     recall = harness.evaluate(**known, **asked)
     read = {"task": "stream", "task__tokens": PIECE, "task__documents": PIECES, "task__chunk": PIECE}
-    language = harness.evaluate(**known, **read, corpus="path", corpus__path=str(prose))
+    language = harness.evaluate(**known, **read, corpus="path", corpus__path=str(desk.prose))
     one, text = _only(recall.points), _only(language.points)
     first = recall.records[0]
     return Measured(

@@ -1,7 +1,7 @@
 """Where training starts: queries and keys alike, so that a token attends to tokens like itself.
 
-After "Mimetic initialization of self-attention layers" (Trockman and Kolter, 2023, arXiv:2305.09828). From plain random weights none of these
-models finds recall within a minute of a CPU; from here all that can do it do.
+After "Mimetic initialization of self-attention layers" (Trockman and Kolter, 2023, arXiv:2305.09828). From plain random weights
+plain attention did not find recall within a minute of a CPU.
 """
 
 from __future__ import annotations
