@@ -5,7 +5,7 @@ ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-lowest test-ray check bench references ci-deps clean
+.PHONY: help run test test-fast test-lowest test-ray check bench references trained study ci-deps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -15,8 +15,15 @@ help: ## list the targets
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch .venv/ready
 
-run: .venv/ready ## environment, model, the default experiment, frontier and dashboard (ARGS="compress=int8 task=needle" to change it)
+FIRST := results/first-look
+run: .venv/ready ## environment, model, needles in both modes and a stream on one page, in minutes (ARGS="compress=int8" runs that instead)
+ifeq ($(strip $(ARGS)),)
+	$(PY) -m harness -m experiment=first_look results_dir=$(FIRST) task=needle 'task.lengths=[768]' task.query_aware=false,true
+	$(PY) -m harness experiment=first_look results_dir=$(FIRST) task=stream task.tokens=512 task.context=256
+	$(PY) -m harness.report $(FIRST) --out $(FIRST)/dashboard.html
+else
 	$(PY) -m harness $(ARGS)
+endif
 
 test: .venv/ready ## every test, the slow ones too
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -57,6 +64,12 @@ bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun,
 
 references: .venv/ready ## the committed curves again, many hours; goes on where it was (one of them: make reference-needle-smollm2)
 	$(PY) results/reference/rebuild.py
+
+trained: .venv/ready ## tiny models of seven designs trained and measured: recall against KV bytes; goes on where it was
+	$(PY) results/reference/rebuild.py trained-in
+
+study: .venv/ready ## the reference study, every task, two models, 46 stacks: days on a CPU; goes on where it was
+	$(PY) results/reference/rebuild.py study
 
 reference-%: .venv/ready
 	$(PY) results/reference/rebuild.py $*

@@ -182,9 +182,10 @@ def forward(
 ) -> Tensor:
     """One forward of ids [B, L] at given positions; logits [B, L', V] at these token indices, slice(None) for all.
 
-    The model gets the indices as numbers: its last hidden states may lie on another device than its ids.
+    The model gets the indices as numbers: its last hidden states may lie on another device than its ids. It never gets 0 for
+    all of several tokens: Gemma 4 with shared stores and without per-layer inputs fails at that.
     """
-    wanted: object = 0 if isinstance(logits, slice) else [int(i) for i in logits]
+    wanted: object = list(range(ids_BL.shape[1])) if isinstance(logits, slice) else [int(i) for i in logits]
     if ids_BL.shape[1] == 1:
         wanted = 1  # all that there is, without an index
     kwargs: dict[str, Any] = {_cache_name(type(model).forward): cache, "use_cache": True, "logits_to_keep": wanted}

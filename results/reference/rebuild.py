@@ -5,6 +5,7 @@ Runs go to `results/` as always, so an interrupted rebuild goes on where it was:
 
     python results/reference/rebuild.py                    # all of them: many hours on a CPU
     python results/reference/rebuild.py needle-smollm2     # some
+    python results/reference/rebuild.py study              # every task, two models, 46 stacks: days; `make study`
 """
 
 from __future__ import annotations
@@ -80,12 +81,27 @@ REFERENCES: dict[str, tuple[Run, ...]] = {
         Run(DUO),
         Run(f"{DUO} compress.keep.heads.file={HEADS}"),
     ),
+    "trained-in": (Run("studies.trained_in --seeds 1", ("points.csv", "figure.svg")),),
 }
+STUDY = "study"
+MODELS = {"smollm2": "", "gemma3": " model=gguf model.path=gemma-3-270m-q4_k_m.gguf"}
+TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "needle": ("task=needle task.per_cell=8", POINTS),
+    "needle_aware": ("task=needle task.per_cell=8 task.query_aware=true", POINTS),
+    "docqa": ("task=docqa", POINTS),
+    "stream": ("task=stream task.context=512", STREAM),
+}
+STUDIED = tuple(  # a reference like the others as soon as its folder is there, but only made where it is named
+    Run(f"harness{model} experiment=study {task}", files, f"{name}_{kind}_")
+    for name, model in MODELS.items()
+    for kind, (task, files) in TASKS.items()
+)
 
 
 def rebuild(name: str) -> None:
     """Make one reference again; CalledProcessError where a command fails."""
-    for run in REFERENCES[name]:
+    (HERE / name).mkdir(exist_ok=True)
+    for run in STUDIED if name == STUDY else REFERENCES[name]:
         folder = Path(_last_line(shlex.split(run.command)))
         files = list(run.files)
         if run.against:
@@ -112,9 +128,9 @@ def _last_line(command: list[str]) -> str:
 
 def main(names: list[str]) -> int:
     """Exit code 0, or 2 where there is no such reference, else that of the command that failed."""
-    unknown = [name for name in names if name not in REFERENCES]
+    unknown = [name for name in names if name not in (*REFERENCES, STUDY)]
     if unknown:
-        print(f"error: {unknown[0]} is no reference: {', '.join(REFERENCES)}", file=sys.stderr)
+        print(f"error: {unknown[0]} is no reference: {', '.join((*REFERENCES, STUDY))}", file=sys.stderr)
         return 2
     for name in names or REFERENCES:
         try:

@@ -36,6 +36,7 @@ SEES: dict[str, tuple[str, ...]] = {  # a room -> the rooms it may import from; 
     "pages": READING,
     "advice": (*STACK, "tasks", "configure", *READING, "pages", "planning"),
     "planning": (*STACK, "configure", *READING, "pages"),
+    "timing": (*STACK, "configure", *READING, "pages"),
     "sweep": (*SETUP, *READING, "evaluation", "pages"),
 }
 MEMBERS = ("score", "layers", "heads", "merge", "transform", "codec", "share", "tasks")  # folders of members of one kind

@@ -7,8 +7,11 @@ import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+from harness.configure.compose import compose
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "results" / "reference"
@@ -31,9 +34,15 @@ def commands(readme: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True)[2:] for line in lines]
 
 
+def made_here(rebuild: ModuleType) -> dict[str, tuple[Any, ...]]:
+    """The references that are committed: the study is one of them once it was run."""
+    there = {rebuild.STUDY: rebuild.STUDIED} if (REFERENCE / rebuild.STUDY).is_dir() else {}
+    return rebuild.REFERENCES | there
+
+
 def test_every_reference_has_its_commands(rebuild: ModuleType) -> None:
-    assert set(rebuild.REFERENCES) == {path.parent.name for path in REFERENCE.glob("*/README.md")}
-    for name, runs in rebuild.REFERENCES.items():
+    assert set(made_here(rebuild)) == {path.parent.name for path in REFERENCE.glob("*/README.md")}
+    for name, runs in made_here(rebuild).items():
         named = commands(REFERENCE / name / "README.md")
         assert [shlex.split(run.command) for run in runs] == [one for one in named if one[0] != "harness.report"], name
         reports = [tuple(one[3::2]) for one in named if one[0] == "harness.report"]
@@ -41,7 +50,7 @@ def test_every_reference_has_its_commands(rebuild: ModuleType) -> None:
 
 
 def test_every_committed_file_but_photographs_comes_from_a_run(rebuild: ModuleType) -> None:
-    for name, runs in rebuild.REFERENCES.items():
+    for name, runs in made_here(rebuild).items():
         made = {run.prefix + file for run in runs for file in run.files}
         made |= {f"{run.prefix}contrasts.csv" for run in runs if run.against}
         made |= {Path(word).name for run in runs for word in shlex.split(run.command)[1:] if word.startswith("out=")}
@@ -73,6 +82,17 @@ def test_a_reference_is_copied_from_the_run_that_its_command_names(
     }  # fmt: skip
     assert asked[0] == ["harness", "a=b"] and asked[1][-4:] == ["--against", "full", "--against", "h2o 1"]
     assert rebuild.main(["two"]) == 2
+
+
+def test_the_study_is_every_task_of_two_models_under_forty_stacks_and_more(rebuild: ModuleType) -> None:
+    composed = [compose(shlex.split(run.command)[1:]) for run in rebuild.STUDIED]
+    assert {(one.model.source, one.task._target_.rsplit(".", 1)[1], one.task.get("query_aware")) for one in composed} == {
+        (source, *task)
+        for source in ("wheel", "gguf")
+        for task in (("Needle", False), ("Needle", True), ("DocQA", False), ("Stream", None))
+    }
+    assert len(set(composed[0].stacks)) >= 40
+    assert len({run.prefix for run in rebuild.STUDIED}) == len(composed)
 
 
 def test_a_command_that_fails_ends_the_rebuild(rebuild: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,146 @@
+"""The command `python -m harness.speed`: how fast one sequence is read and decoded under each stack, each run by itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+
+from harness.calibrate.codec_limits import calibrated
+from harness.configure.arms import Arm, arms_of
+from harness.configure.compose import compose
+from harness.configure.options import Options
+from harness.configure.overrides import key_of, parsed, plain
+from harness.configure.typed import build
+from harness.engine.engine import Engine
+from harness.errors import UserError, require
+from harness.files.paths import user_path
+from harness.files.plain_files import printable
+from harness.kv.attention import NAME
+from harness.models.load import LM, ModelSpec, load
+from harness.timing.measured import Prompt, Stopwatch
+from harness.timing.speed_page import show, write
+from harness.timing.speeds import speeds
+
+USAGE = """python -m harness.speed [model=NAME] [compress=NAME | stacks=[a,b]] [KEY=VALUE]...
+
+Time to the first token, tokens a second, and bytes that work takes beside the cache, of every stack by itself: one sequence,
+nothing shared. Medians of repeats after warm-up, in turn. It is the speed of this evaluator on this machine, not of a server.
+
+  python -m harness.speed 'stacks=[int8,kivi2,snapkv]' seq=1024 new=32 repeats=5
+  python -m harness.speed model=hub model.repo=ORG/NAME compress=int4 seq=32768 out=speed.html
+
+Keys: seq (tokens of the prompt), new (tokens of the answer), repeats, warm_up, out (a page and a CSV)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The keys that are not a run's.
+
+    Attributes:
+        seq: tokens of the prompt; the last one is held back until the cache is compressed.
+        new: tokens of the answer; no end token stops it.
+        repeats: that count.
+        warm_up: repeats before them, which do not.
+        out: page to write; a table of the same name beside it.
+    """
+
+    seq: int = 1024
+    new: int = 32
+    repeats: int = 5
+    warm_up: int = 1
+    out: str = ""
+
+    def __post_init__(self) -> None:
+        for key, least in (("seq", 2), ("new", 2), ("repeats", 1), ("warm_up", 0)):
+            value = getattr(self, key)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            require(whole and value >= least, key, value, f"a whole number, {least} or more")
+        require(isinstance(self.out, str), "out", self.out, "a file to write")
+        if self.out:
+            path = user_path(self.out)
+            require(path.parent.is_dir() and not path.is_dir(), "out", self.out, "a file in a folder that is there")
+
+
+def divided(overrides: Sequence[str]) -> tuple[Asked, list[str]]:
+    """(the own keys of this command, the overrides of a run that are left). UserError for a value that is not possible."""
+    own: dict[str, Any] = {}
+    rest = []
+    for text in overrides:
+        key = key_of(text)
+        if key not in Asked.__dataclass_fields__:
+            rest.append(text)
+            continue
+        require(key not in own, key, text.partition("=")[2], "given twice")
+        own[key] = plain(parsed(text).value())
+    return Asked(**own), rest
+
+
+def prompt_of(lm: LM, cfg: DictConfig, asked: Asked) -> Prompt:
+    """The first tokens of the corpus, as the model expects a text. UserError where there are too few, or positions for them."""
+    need = asked.seq + asked.new
+    most = lm.tokens.max_length
+    require(most is None or need <= most, "seq", asked.seq, f"with the answer {need} positions, the model has {most}")
+    ids = list(lm.tokens.bos_ids)
+    for document in build(cfg.corpus, "corpus").documents():  # type: ignore[attr-defined]
+        if len(ids) >= asked.seq:
+            break
+        ids += lm.tokens.encode(document[: 8 * asked.seq])
+    require(len(ids) >= asked.seq, "seq", asked.seq, f"the corpus has {len(ids)} tokens")
+    return Prompt(tuple(ids[: asked.seq]), asked.new)
+
+
+def run(overrides: Sequence[str]) -> None:
+    """Measure, print, and write what was asked for. UserError for what is not possible."""
+    asked, rest = divided(overrides)
+    cfg = compose(rest)
+    arms = arms_of(cfg, rest)
+    options = Options.of(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+    spec = build(cfg.model, "model")
+    assert isinstance(spec, ModelSpec)
+    spec.check()
+    lm = load(spec, NAME)
+    engine = Engine(lm.model, lm.kv_dtype, invariant=options.batch_invariant)
+    prompt = prompt_of(lm, cfg, asked)
+    stacks = {arm.name: calibrated(arm.stack, engine, lm) for arm in arms}
+    found = Stopwatch(engine, prompt).measure(stacks, repeats=asked.repeats, warm_up=asked.warm_up)
+    _said(arms, asked, spec, engine, found=speeds(arms, found))
+
+
+def _said(arms: Sequence[Arm], asked: Asked, spec: ModelSpec, engine: Engine, *, found: Any) -> None:
+    place = f"{engine.device.type}, {torch.get_num_threads()} threads" if engine.device.type == "cpu" else str(engine.device)
+    title = f"Speed of {spec.name}: 1 x {asked.seq:,} tokens, {asked.new} new"
+    how = (
+        f"Median of {asked.repeats} repeats after {asked.warm_up} to warm up, {len(arms)} arms in turn, each alone; {place}, "
+        f"{spec.dtype}, batch_invariant={str(engine.invariant).lower()}. Ratios are of the same repeat."
+    )
+    what = "Speed of this evaluator, which decodes stored codes in torch; a serving engine has kernels for that."
+    show(found, title)
+    for line in (how, what):
+        print(printable(line))
+    if asked.out:
+        write(user_path(asked.out), found, title, (how, what))
+        print(printable(asked.out))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 2 with one line on what is wrong."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(given):
+        print(USAGE)
+        return 0
+    try:
+        run(given)
+    except (UserError, OverrideParseException) as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

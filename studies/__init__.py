@@ -1,0 +1,1 @@
+"""Long computations outside the tests, which use the harness as anybody would."""
