@@ -209,9 +209,8 @@ class SequenceCache:
 
     def kept_positions(self) -> list[list[Tensor]]:
         """Original positions of the tokens held, per layer and KV head."""
-        return [
-            [p for slot in self.slots[i] for p in slot.head_group.positions(self.seen)[slot.at]] for i in sorted(self.slots)
-        ]
+        slots = (self.slots[i] for i in sorted(self.slots))
+        return [[p for slot in layer for p in slot.head_group.positions(self.seen)[slot.at]] for layer in slots]
 
     def bytes(self) -> Bytes:
         """Bytes of all its tensors, including those shared with other caches."""
