@@ -19,6 +19,7 @@ from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
+from harness.kv.shared.share_layout import Layout
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -81,6 +82,15 @@ class PreparedModel:
             )
         if stack.needs.query_moments and self.rope_moves:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
+
+        layout = Layout.of(stack.share, self.shape, bases=False)
+        places = {layer: g for g, group in enumerate(self.groups) for layer in group}
+        for layers in layout.together:
+            if len({places[layer] for layer in layers}) > 1:
+                raise UserError(
+                    f"compress.share={type(stack.share).__name__} is not possible with this model: layers {layers[0]} and "
+                    f"{layers[1]} differ in their rotation or device; legal are shares of heads"
+                )
 
     def batch(self, views: int = 0) -> Batch:
         """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores."""

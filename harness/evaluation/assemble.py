@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from harness.calibrate.codec_limits import ROLES, calibrated
+from harness.calibrate.calibration_text import ROLES
+from harness.calibrate.codec_limits import calibrated
 from harness.configure import typed
 from harness.configure.arms import Arm
 from harness.configure.kinds import of_kind
@@ -166,7 +167,8 @@ def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build
 def _check_calibration(arms: Sequence[Arm]) -> None:
     """Calibration text that cannot be had ends the run before the model loads."""
     for arm in arms:
-        for wanted in (arm.stack.keys.calibration, arm.stack.values.calibration):
+        share = arm.stack.share.calibration if arm.stack.share else None
+        for wanted in (arm.stack.keys.calibration, arm.stack.values.calibration, share):
             if wanted is not None:
                 wanted.corpus.documents()
 
@@ -185,8 +187,9 @@ def _calibrated(arm: Arm, engine: Engine, lm: LM) -> Arm:
     if stack is arm.stack:
         return arm
     config = copy.deepcopy(arm.config)
-    for role in ROLES:
-        about = getattr(stack, role).info().get("calibration")
+    for role in (*ROLES, "share"):
+        part = getattr(stack, role)
+        about = part and part.info().get("calibration")
         if isinstance(about, Mapping) and config[role].get("calibration"):
             config[role]["calibration"]["table"] = about["table"]
     return replace(arm, stack=stack, config=config)

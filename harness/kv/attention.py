@@ -18,8 +18,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from harness.kv import honoured
 from harness.kv.attention_stats import column_sums, query_moments, step_sums
 from harness.kv.forward import CURRENT, Forward
+from harness.kv.shared.spread import Spread
 from harness.kv.teams import Team
-from harness.kv.token_store import TokenStore, own
+from harness.kv.token_store import own
 from harness.stages.protocols import Needs, Stats
 
 NAME = "kv_harness"
@@ -95,13 +96,13 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
     group, length = q.shape[1] // k.shape[1], k.shape[2]
     stores = [run.stores[row].get(call.layer, ()) for row in rows]
     for slots in zip(*stores, strict=True) if stores[0] else [()]:
-        heads = slice(slots[0].head_group.heads.start, slots[0].head_group.heads.stop) if slots else slice(0, k.shape[1])
+        heads = slots[0].heads if slots else slice(0, k.shape[1])
         part_q = q[:, heads.start * group : heads.stop * group]
         if team.views is not None:
             all_k, all_v = _shown(call, team, slots[0].head_group.n, heads, length)
         else:
-            all_k = _joined([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
-            all_v = _joined([(slot.head_group.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
+            all_k = _joined([(slot.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
+            all_v = _joined([(slot.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
             _turn_stored(call, rows, all_k, length)
         mask = run.mask(all_k.shape[2] - length, length, call.window)
         mask = mask if mask is None else mask.to(q.device)
@@ -125,7 +126,7 @@ def _shown(call: _Call, team: Team, n: int, heads: slice, length: int) -> list[T
     return shown
 
 
-def _joined(stored: list[tuple[TokenStore, slice]], new_RHLD: Tensor) -> Tensor:
+def _joined(stored: list[tuple[Spread, slice]], new_RHLD: Tensor) -> Tensor:
     """Stored rows followed by the new ones, [R, H, N + L, D], decoded to the compute dtype; written once."""
     if not stored or not stored[0][0].n:
         return new_RHLD

@@ -69,7 +69,8 @@ class Batch:
             for one in team.views:
                 one.grow(_longest(rows[0], one.layers) + length)
             return
-        if any(row.unrotated or not row.head_groups for row in rows):  # what is turned whenever it is read is not kept
+        # What is turned, or spread over heads and layers, whenever it is read is not kept.
+        if any(row.unrotated or row.stack.share or not row.head_groups for row in rows):
             return
         views = [self._empty(group, rows, length) for group in self.groups] if self._fits(rows, length) else []
         for one in views:
@@ -146,7 +147,7 @@ def _together(one: Views, stay: Sequence[Tensor | None], most: int) -> Tensor:
 
 
 def _shape(row: SequenceCache, length: int) -> object:
-    return length, row.stack.evicts_steps, tuple((part.heads, part.n) for part in row.head_groups)
+    return length, row.stack.evicts_steps, id(row.stack.share), tuple((part.heads, part.n) for part in row.head_groups)
 
 
 def _longest(row: SequenceCache, layers: tuple[int, ...]) -> int:

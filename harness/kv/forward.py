@@ -110,7 +110,7 @@ class Forward:
             return list(self.teams)
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row, n in enumerate(self.lengths):
-            shape = tuple((part.heads.start, part.heads.stop, part.n) for part, _ in self.stores[row].get(layer, ()))
+            shape = tuple((s.heads.start, s.heads.stop, s.head_group.n) for s in self.stores[row].get(layer, ()))
             groups.setdefault((n, *shape), []).append(row)
         return [Team([], rows) for rows in groups.values()]
 

@@ -6,16 +6,18 @@ Immutable: every method returns a new head group that shares unchanged tensors, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from harness.kv.rope import LayerRope
+from harness.kv.shared.spread import Spread
 from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads, TokenIndex
 from harness.stages.protocols import LayerView, Stats
+from harness.stages.share.sharing import Bases
 from harness.types import KV
 
 
@@ -25,6 +27,7 @@ class HeadGroup:
 
     pos_HN: int32 original positions; None (nothing is stored) while the tokens are contiguous up to the newest.
     sums_HN: fp32 column sums, for scorers that keep their state.
+    times: heads of the model that read each head. bases: of layers whose heads are aligned, in the cache dtype.
     """
 
     heads: Heads
@@ -32,6 +35,8 @@ class HeadGroup:
     values: TokenStore
     pos_HN: Tensor | None = None
     sums_HN: Tensor | None = None
+    times: int = 1
+    bases: Mapping[int, Bases] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -52,7 +57,7 @@ class HeadGroup:
             assert sums_HN is not None
             sums = torch.nn.functional.pad(sums, (0, new.n)) + sums_HN
         keys, values = self.keys.append(new.k_HND, self.heads), self.values.append(new.v_HND, self.heads)
-        return HeadGroup(self.heads, keys, values, pos, sums)
+        return replace(self, keys=keys, values=values, pos_HN=pos, sums_HN=sums)
 
     def with_sums(self, stats: Sequence[Stats]) -> HeadGroup:
         """With the column sums of the context (None for sliding layers); stats: by layer."""
@@ -76,7 +81,9 @@ class HeadGroup:
         heads = Heads(layers, start, stop) if head is None else Heads(layers, start + head, start + head + 1)
         pos = chosen.of(self.positions(seen))
         sums = None if self.sums_HN is None else chosen.of(self.sums_HN)
-        return HeadGroup(heads, self.keys.take(index_HM, chosen), self.values.take(index_HM, chosen), pos, sums)
+        bases = {layer: self.bases[layer] for layer in layers if layer in self.bases}
+        keys, values = self.keys.take(index_HM, chosen), self.values.take(index_HM, chosen)
+        return HeadGroup(heads, keys, values, pos, sums, self.times, bases)
 
     def _some(self, layers: tuple[int, ...], head: int | None, device: torch.device) -> Tensor | None:
         if layers == self.heads.layers and head is None:
@@ -97,7 +104,7 @@ class HeadGroup:
     def owned(self) -> HeadGroup:
         """The same in storages that no other head group shares."""
         pos, sums = (None if x is None else own(x) for x in (self.pos_HN, self.sums_HN))
-        return HeadGroup(self.heads, self.keys.owned(), self.values.owned(), pos, sums)
+        return replace(self, keys=self.keys.owned(), values=self.values.owned(), pos_HN=pos, sums_HN=sums)
 
     def newest(self, n: int) -> HeadGroup:
         """The last n tokens, for sliding-window layers; needs contiguous tokens and exact codecs."""
@@ -116,6 +123,8 @@ class HeadGroup:
             yield "positions", self.pos_HN
         if self.sums_HN is not None:
             yield "state", self.sums_HN
+        for bases in self.bases.values():
+            yield from (("metadata", basis) for basis in bases)
 
 
 class Slot(NamedTuple):
@@ -123,6 +132,36 @@ class Slot(NamedTuple):
 
     head_group: HeadGroup
     at: slice
+
+    @property
+    def heads(self) -> slice:
+        """The heads of the model that read this."""
+        heads, times = self.head_group.heads, self.head_group.times
+        return slice(heads.start * times, heads.stop * times)
+
+    @property
+    def held(self) -> list[int]:
+        """Tokens of each of these heads."""
+        return [self.head_group.n] * (self.heads.stop - self.heads.start)
+
+    def positions(self, seen: int) -> Tensor:
+        """Original positions of their tokens, [H, N]."""
+        return self.head_group.positions(seen)[self.at].repeat_interleave(self.head_group.times, 0)
+
+    @property
+    def keys(self) -> Spread:
+        """The stored keys, as those heads read them."""
+        return Spread(self.head_group.keys, self.head_group.times, self._bases and self._bases.keys)
+
+    @property
+    def values(self) -> Spread:
+        """The stored values, as those heads read them."""
+        return Spread(self.head_group.values, self.head_group.times, self._bases and self._bases.values)
+
+    @property
+    def _bases(self) -> Bases | None:
+        heads = self.head_group.heads
+        return self.head_group.bases.get(heads.layers[self.at.start // heads.each])
 
 
 def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:

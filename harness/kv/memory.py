@@ -6,14 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from torch import Tensor
 
 from harness.kv.head_group import HeadGroup
 from harness.kv.shape import LayerShape, ModelShape
+from harness.kv.shared.pair_store import PairStore
+from harness.kv.shared.share_layout import Layout, constants, stored_shape
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
+from harness.stages.share.minicache import whole_tokens
 from harness.stages.stack import Stack
 from harness.types import Bytes
 
@@ -34,17 +38,22 @@ def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
 
 def saves(store: TokenStore) -> bool:
     """Whether the encoded tokens, with metadata and constants, take fewer bytes than they would exact."""
-    shape = (store.tail_HND.shape[0], store.n_encoded, store.tail_HND.shape[2])
+    heads = len(store.norms_HN) if isinstance(store, PairStore) else store.tail_HND.shape[0]
+    shape = (heads, store.n_encoded, store.tail_HND.shape[2])
     return measure(store.encoded_tensors()).total < math.prod(shape) * store.tail_HND.element_size()
 
 
-def touched(groups: Iterable[HeadGroup], seen: int) -> int:
+def touched(groups: Iterable[HeadGroup], seen: int, layout: Layout) -> int:
     """Tokens that were evicted or are not stored as they were, summed over layers and KV heads; seen: tokens per head before.
 
-    Measured, not claimed by the codec: encoded tokens count if their numbers changed or bytes were saved.
+    Measured, not claimed by the codec: encoded tokens count if their numbers changed or bytes were saved. All tokens of layers
+    and heads without a store of their own count.
     """
-    total = 0
+    foreign = layout.foreign
+    total = sum(foreign.values()) * seen
     for group in groups:
+        if group.heads.layers[0] in foreign:
+            continue
         stores = (group.keys, group.values)
         encoded = max(one.n_encoded if one.changed or (one.n_encoded and saves(one)) else 0 for one in stores)
         total += group.heads.n * (seen - group.n + encoded)
@@ -65,6 +74,12 @@ def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int) -> dict[st
     return found | ({"tail": exact} if codec.lossy else {"payload": payload + exact})
 
 
+def _merged_bytes(unmerged: Fraction, h: int, n: int, d: int, itemsize: int) -> dict[str, int]:
+    """Beside the directions of two layers: a magnitude for each, tokens that are kept whole, and which they are."""
+    whole = whole_tokens(unmerged, n)
+    return {"metadata": 2 * h * n * itemsize + 4 * h * whole, "tail": 2 * h * whole * d * itemsize}
+
+
 def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> dict[str, int]:
     """Bytes by kind of one layer that holds n tokens per head after `seen` tokens (a window its own), without scratch.
 
@@ -73,9 +88,15 @@ def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: in
     if layer.window is not None:
         return {"payload": layer.held(seen) * layer.token_bytes(itemsize)}
     evicted = stack.keep is not None and n < seen
+    beside = [
+        _merged_bytes(layer.unmerged, layer.heads, n, d, itemsize)
+        for d in (layer.d_key, layer.d_value)
+        if layer.unmerged is not None
+    ]
     return _added(
         _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize),
         _store_bytes(stack.values, layer.heads, n, layer.d_value, itemsize),
+        *beside,
         {"positions": 4 * layer.heads * n if evicted else 0, "state": 4 * layer.heads * n if stack.keeps_state else 0},
     )
 
@@ -90,8 +111,9 @@ def _added(*kinds: Mapping[str, int]) -> dict[str, int]:
 
 def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
     """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
-    alike = Counter(shape.layers).items()
-    return sum(times * sum(layer_bytes(stack, layer, n, itemsize, seen).values()) for layer, times in alike)
+    alike = Counter(stored_shape(stack.share, shape).layers).items()
+    stored = sum(times * sum(layer_bytes(stack, layer, n, itemsize, seen).values()) for layer, times in alike)
+    return stored + constants(stack.share, shape, itemsize)
 
 
 @dataclass(frozen=True)
@@ -107,8 +129,8 @@ def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -
 
 
 def codec_info(stack: Stack, groups: Sequence[HeadGroup]) -> dict[str, Any]:
-    """The record's `codec_info`: the codecs' own, and `clipped`, the share of clipped elements of all encoded so far."""
-    found = {}
+    """The record's `codec_info`: the codecs' own, and `clipped`, the share of clipped elements of all encoded; the share."""
+    found = {} if stack.share is None else {"share": stack.share.info()}
     for role, codec in (("keys", stack.keys), ("values", stack.values)):
         stores: list[TokenStore] = [getattr(group, role) for group in groups]
         stores = [one for one in stores if one.codec.name == codec.name and one.written]

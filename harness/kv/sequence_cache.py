@@ -18,6 +18,7 @@ from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
+from harness.kv.shared.share_layout import Layout
 from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
 from harness.stages.keep import Choice
 from harness.stages.protocols import Needs, Stats
@@ -34,6 +35,7 @@ class SequenceCache:
     reading: the context is not complete yet (phase chunked evicts only until then). evicted_at: `seen` at the last eviction.
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
     length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
+    shares: the layout of a stack that shares.
     """
 
     shape: ModelShape
@@ -47,6 +49,7 @@ class SequenceCache:
     evicted_at: int = 0
     even: bool | None = None
     length: int | None = None
+    shares: Layout | None = None
 
     @classmethod
     def empty(
@@ -58,16 +61,18 @@ class SequenceCache:
         ropes: tuple[LayerRope | None, ...] = (),
     ) -> SequenceCache:
         """An empty cache; with a stack, whose budget is already solved, it compresses from the first token on."""
-        return cls(shape, stack or Stack(), (), 0, budget, seed, ropes, reading=True)
+        stack = stack or Stack()
+        return cls(shape, stack, (), 0, budget, seed, ropes, reading=True, shares=Layout.of(stack.share, shape))
 
     @cached_property
     def slots(self) -> dict[int, tuple[Slot, ...]]:
-        """For each layer where its heads are stored, in the order of the heads."""
-        found: dict[int, tuple[Slot, ...]] = {}
-        for group in self.head_groups:
-            for layer in group.heads.layers:
-                found[layer] = (*found.get(layer, ()), Slot(group, group.slot(layer)))
-        return found
+        """For each layer where its heads are stored, in the order of the heads; a layer may read the store of another."""
+        return self.layout.slots(self.head_groups)
+
+    @property
+    def layout(self) -> Layout:
+        """Which layers and heads share a store."""
+        return self.shares or Layout(self.shape)
 
     @property
     def unrotated(self) -> bool:
@@ -100,16 +105,17 @@ class SequenceCache:
         member: which sequence of the batch this is, here and in the methods below.
         """
         ropes = [self._unrotates(layers[0]) for layers in run.groups]
-        new = [new_tokens(run, g, member, self.seen, rope) for g, rope in enumerate(ropes)]
+        new = [self.layout.entering(run.groups[g], new_tokens(run, g, member, self.seen, rope)) for g, rope in enumerate(ropes)]
         groups: list[HeadGroup] = []
         for group in self.head_groups:
-            g, _ = run.places[group.heads.layers[0]]
-            groups.append(group.append(of_heads(new[g], group.heads, run.groups[g]), recorded_sums(run, group.heads, member)))
+            layers, kv = new[run.places[group.heads.layers[0]][0]]
+            recorded = self.layout.sums(recorded_sums(run, group.heads, member), layers[0])
+            groups.append(group.append(of_heads(kv, group.heads, layers), recorded))
         if not groups:
             keep = self.stack.keep
             sums = (run, member) if self._evicts and keep is not None and keep.scorer.keeps_state else None
-            for layers, kv in zip(run.groups, new, strict=True):
-                groups += first_groups(self.shape, self.stack, layers, kv, run.dtype, sums=sums)
+            for layers, kv in new:
+                groups += first_groups(self.layout, self.stack, layers, kv, run.dtype, sums=sums)
         windows = (self._window(group) for group in groups)
         groups = [group if w is None else group.newest(w - 1) for group, w in zip(groups, windows, strict=True)]
         return replace(self, head_groups=tuple(groups), seen=self.seen + run.lengths[member])
@@ -130,7 +136,8 @@ class SequenceCache:
         """The tokens that stay after this forward; None if the phase does not evict now."""
         if not self._evicts or self.seen - self.evicted_at < self.stack.every:
             return None
-        return self._choose({i: run.stats[i][member] for i in self.shape.full_layers}, rotated=not self.unrotated)
+        stats = {i: self.layout.stats(i, run.stats[i][member]) for i in self.shape.full_layers}
+        return self._choose(stats, rotated=not self.unrotated)
 
     def read(self) -> SequenceCache:
         """This cache at the end of its context: scorer state that only phase chunked needed is dropped."""
@@ -147,11 +154,15 @@ class SequenceCache:
         UserError if the budget is too small.
         """
         budget = solved.tokens if solved else solve_budget(stack, self.shape, self.seen, self.itemsize)
-        out = replace(self, stack=stack, budget=budget, seed=seed, reading=False)
+        shares = Layout.of(stack.share, self.shape)
+        out = replace(self, stack=stack, budget=budget, seed=seed, reading=False, shares=shares)
         if not stack.compresses:
             return out
+        if stack.share is not None:
+            stats = [shares.stats(i, one) for i, one in enumerate(stats)]
+            out = replace(out, head_groups=shares.shared(self.head_groups))
         if stack.keeps_state:
-            out = replace(out, head_groups=tuple(group.with_sums(stats) for group in self.head_groups))
+            out = replace(out, head_groups=tuple(group.with_sums(stats) for group in out.head_groups))
         if budget is not None:
             out = out.evicted(out._choose(dict(enumerate(stats)), rotated=True))
         groups = (
@@ -186,7 +197,7 @@ class SequenceCache:
                 groups.append(group.rest(tuple(left)))
         if not choices:
             return replace(self, evicted_at=self.seen)
-        everywhere = {layer for choice in choices for layer in choice.layers} == set(self.shape.full_layers)
+        everywhere = {layer for choice in choices for layer in choice.layers} == set(self.layout.stores(self.shape.full_layers))
         even = everywhere and len({choice.share for choice in choices}) == 1
         # Head groups may be slices of one tensor: now each needs its own, so that evicted tokens free memory.
         return replace(self, head_groups=tuple(group.owned() for group in groups), evicted_at=self.seen, even=even)
@@ -197,10 +208,8 @@ class SequenceCache:
         return self.head_groups[0].keys.tail_HND.element_size()
 
     def held(self) -> list[list[int]]:
-        """Tokens held, per layer and KV head."""
-        return [
-            [slot.head_group.n for slot in self.slots[i] for _ in range(slot.head_group.heads.each)] for i in sorted(self.slots)
-        ]
+        """Tokens held, per layer and KV head, which may be in the store of another."""
+        return [[n for slot in self.slots[i] for n in slot.held] for i in sorted(self.slots)]
 
     @property
     def size(self) -> int:
@@ -209,9 +218,7 @@ class SequenceCache:
 
     def kept_positions(self) -> list[list[Tensor]]:
         """Original positions of the tokens held, per layer and KV head."""
-        return [
-            [p for slot in self.slots[i] for p in slot.head_group.positions(self.seen)[slot.at]] for i in sorted(self.slots)
-        ]
+        return [[p for slot in self.slots[i] for p in slot.positions(self.seen)] for i in sorted(self.slots)]
 
     def bytes(self) -> Bytes:
         """Bytes of all its tensors, including those shared with other caches."""
@@ -223,8 +230,8 @@ class SequenceCache:
         return [group for group in self.head_groups if self._window(group) is None]
 
     def touched(self) -> int:
-        """Tokens of full layers that were evicted or are not stored exactly, summed over layers and KV heads."""
-        return touched(self._compressed, self.seen)
+        """Tokens of full layers that were evicted or are not stored exactly, by themselves, summed over layers and KV heads."""
+        return touched(self._compressed, self.seen, self.layout)
 
     @property
     def storage(self) -> str:

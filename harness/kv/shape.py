@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One attention layer: KV heads, head dims of keys and values, sliding window (None: full attention)."""
+    """One attention layer: KV heads, head dims of keys and values, sliding window (None: full attention).
+
+    unmerged: of two layers that store one direction for both, the share of tokens that are also kept whole.
+    """
 
     heads: int
     d_key: int
     d_value: int
     window: int | None = None
+    unmerged: Fraction | None = None
 
     def held(self, seen: int) -> int:
         """Tokens per head in an uncompressed cache after `seen` tokens; of a window the next query sees window - 1 old ones."""

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from harness.kv.forward import Forward
-from harness.kv.head_group import HeadGroup
+from harness.kv.head_group import HeadGroup, of_heads
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
+from harness.kv.shared.pair_store import PairStore
+from harness.kv.shared.share_layout import Layout
 from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads
 from harness.stages.protocols import Stats
@@ -40,7 +42,7 @@ def recorded_sums(run: Forward, heads: Heads, member: int) -> Tensor | None:
 
 
 def first_groups(
-    shape: ModelShape,
+    layout: Layout,
     stack: Stack,
     layers: tuple[int, ...],
     new: KV,
@@ -48,18 +50,19 @@ def first_groups(
     *,
     sums: tuple[Forward, int] | None,
 ) -> list[HeadGroup]:
-    """Head groups of the first tokens of some layers.
+    """Head groups of the first tokens of some layers with stores.
 
     view_dtype: of a decoded copy, for stacks that keep one. sums: (forward, sequence) to take column sums from, None for none.
     """
-    k, v, heads = new.k_HND, new.v_HND, shape.layers[layers[0]].heads
-    many = max(1, GROUP_ELEMENTS // max(1, k[:heads].numel()))  # layers in a head group
+    heads = len(new.k_HND) // len(layers)
+    many = max(1, GROUP_ELEMENTS // max(1, new.k_HND[:heads].numel()))  # layers in a head group
     groups = []
-    for at in range(0, len(layers), many):
-        chosen = Heads(layers[at : at + many], 0, heads)
-        here = slice(at * heads, at * heads + chosen.n)
-        keys, values = _stores(shape, stack, k[here], v[here], chosen, view_dtype)
-        groups.append(HeadGroup(chosen, keys, values, None, sums and recorded_sums(sums[0], chosen, sums[1])))
+    for part in layout.parts(layers, many):
+        chosen = Heads(part, 0, heads)
+        mine = of_heads(new, chosen, layers)
+        keys, values = _stores(layout.shape, stack, mine.k_HND, mine.v_HND, chosen, view_dtype)
+        state = layout.sums(sums and recorded_sums(sums[0], chosen, sums[1]), part[0])
+        groups.append(layout.marked(HeadGroup(chosen, keys, values, None, state)))
     return groups
 
 
@@ -80,5 +83,7 @@ def _stores(
 ) -> Sequence[TokenStore]:
     """Keys and values in token stores; those of sliding-window layers stay exact."""
     used = stack if shape.layers[heads.layers[0]].window is None else Stack()
+    if used.share is not None and Layout.of(used.share, shape).merges(heads.layers):
+        return [PairStore.of_pairs(x, codec, used.share, heads) for x, codec in ((k, used.keys), (v, used.values))]
     dtype = view_dtype if used.read == "cached" else None
     return [TokenStore.of(x, codec, dtype, heads) for x, codec in ((k, used.keys), (v, used.values))]

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from harness.kv.memory import layer_bytes, solve_budget
 from harness.kv.shape import LayerShape, ModelShape
+from harness.kv.shared.share_layout import constants, stored_shape
 from harness.planning.held import Held, held, paged
 from harness.stages.stack import Stack
 
@@ -40,8 +41,9 @@ def size(stack: Stack, shape: ModelShape, context: int, itemsize: int, new: int 
         UserError: the budget is too small for this context.
     """
     budget = solve_budget(stack, shape, context, itemsize)
-    kinds: Counter[str] = Counter()
-    low = high = Fraction(0)
+    low = high = Fraction(constants(stack.share, shape, itemsize))
+    kinds: Counter[str] = Counter({"metadata": int(low)} if low else {})
+    shape = stored_shape(stack.share, shape)
     open_layers: list[tuple[LayerShape, Held]] = []
     windows = [(layer, Held((0,) * layer.heads)) for layer in shape.layers if layer.window is not None]
     full = [(shape.layers[i], one) for i, one in held(stack, shape, budget, context).items()]

@@ -1,7 +1,7 @@
 """A compression stack: which tokens stay, how keys and values are stored, and when this happens.
 
-Stages compose: keep x key codec x value codec x phase. A combination that cannot work is refused here, with the reason and the
-legal choices.
+Stages compose: share x keep x key codec x value codec x phase. A combination that cannot work is refused here, with the
+reason and the legal choices.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
 from harness.stages.protocols import Needs
+from harness.stages.share import share_rules
+from harness.stages.share.sharing import Share
 
 PHASES = ("prefill", "chunked", "always", "every_n")
 POSITIONS = ("original", "cache")
@@ -27,7 +29,7 @@ EXACT: Codec = Exact()  # type: ignore[abstract]  # `check` has a body: nothing 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What is done to the cache. keep None: all tokens stay.
+    """What is done to the cache. keep None: all tokens stay. share None: each layer and KV head has a store of its own.
 
     phase: when tokens are evicted. "prefill": once, after the context; "always": also after every forward, back to the same
         budget; "every_n": likewise, once `every` tokens were added; "chunked": while the context is read, after every `chunk`
@@ -39,6 +41,7 @@ class Stack:
         of tokens held.
     """
 
+    share: Share | None = None
     keep: Keep | None = None
     keys: Codec = read_as(lambda stack, codec: _for_role(codec, "keys"), EXACT)
     values: Codec = read_as(lambda stack, codec: _for_role(codec, "values"), EXACT)
@@ -59,6 +62,8 @@ class Stack:
         require(self.read in READS, "compress.read", self.read, f"allowed are {', '.join(READS)}")
         if self.keep is not None:
             self._check_pair(self.keep)
+        if self.share is not None:
+            share_rules.check(self, self.share)
 
     def _check_pair(self, keep: Keep) -> None:
         scorer = type(keep.scorer).__name__
@@ -129,7 +134,8 @@ class Stack:
 
         Only such a stack can use the exact prefill as it is.
         """
-        return self.keep is not None or self.encodes or self.positions != "original" or self.read != "every_step"
+        stages = self.share is not None or self.keep is not None or self.encodes
+        return stages or self.positions != "original" or self.read != "every_step"
 
     def budget(self, context: int, nbytes: Callable[[int], int]) -> int | None:
         """Budget in tokens per layer and head for a context of `context` tokens; None without a keep.
@@ -157,7 +163,8 @@ class Stack:
 
     def describe(self) -> str:
         """A label made of the parts, for stacks that no YAML names: `keydiff, no recent, int4 keys, always`."""
-        words = [] if self.keep is None else _rule(self.keep)
+        words = [] if self.share is None else [self.share.words]
+        words += [] if self.keep is None else _rule(self.keep)
         codecs = {role: _codec(codec) for role, codec in (("keys", self.keys), ("values", self.values))}
         if self.encodes and codecs["keys"] == codecs["values"]:
             words.append(codecs["keys"])

@@ -18,6 +18,7 @@ from harness.stages.encoded import Heads
 from harness.stages.keep import Keep
 from harness.stages.limits import Limits
 from harness.stages.protocols import Needs
+from harness.stages.share.sharing import Measured
 from harness.stages.stack import Stack
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -32,6 +33,19 @@ class Flat(Limits):
 
     def of(self, heads: Heads, d: int) -> torch.Tensor:
         return torch.full((heads.n, d), self.limit)
+
+
+class FlatMeasured(Measured):
+    """For models that were never calibrated: neighbours are the most similar layers, and heads need no turning."""
+
+    def basis(self, name: str, heads: int, d: int) -> torch.Tensor:
+        return torch.eye(d).repeat(heads, 1, 1)
+
+    def similarity(self, one: int, other: int) -> float:
+        return -abs(one - other)
+
+
+FLAT = FlatMeasured({}, {})
 
 
 def members(group: str) -> list[str]:
@@ -84,7 +98,8 @@ def stack(name: str, *changes: str) -> Stack:
     """A member of compress, instantiated, as `member` does."""
     found = member("compress", name, *changes)
     assert isinstance(found, Stack)
-    return replace(found, keys=_calibrated(found.keys), values=_calibrated(found.values))
+    share = found.share if found.share is None or found.share.calibration is None else found.share.fitted(FLAT)
+    return replace(found, share=share, keys=_calibrated(found.keys), values=_calibrated(found.values))
 
 
 def keep(name: str, tokens: int, **changes: Any) -> Keep:

@@ -1,0 +1,75 @@
+"""Which stacks sharing is legal in: refused with the reason and what is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from harness.errors import UserError
+from harness.stages.heads.uniform_heads import Uniform as UniformHeads
+
+if TYPE_CHECKING:
+    from harness.stages.share.sharing import Share
+    from harness.stages.stack import Stack
+
+
+def check(stack: Stack, share: Share) -> None:
+    """Refuse (UserError) what cannot be stored or read right."""
+    for reason in (*_codecs(stack, share), *_merged(stack, share), *_pooled(stack, share), *_lists(stack)):
+        raise UserError(f"compress.share={type(share).__name__} {reason}")
+
+
+def _codecs(stack: Stack, share: Share) -> Sequence[str]:
+    return [
+        f"with compress.{role}={codec.name} is not possible: its constants are calibrated on the keys and values of single "
+        "heads and layers, and others are stored; legal are codecs whose scales are dynamic or frozen on the first tokens"
+        for role, codec in (("keys", stack.keys), ("values", stack.values))
+        if codec.calibration is not None and (share.pools or share.merges)
+    ]
+
+
+def _merged(stack: Stack, share: Share) -> Sequence[str]:
+    if not share.merges:
+        return []
+    found = []
+    if stack.keep is not None:
+        found.append(
+            "with a keep is not possible: two layers have one direction a token, and would keep different tokens; legal are "
+            " keep=null, or layers that read another's store (adjacent_layers, similar_layers)"
+        )
+    if stack.read == "cached":
+        found.append(
+            "with compress.read='cached' is not possible: no decoded copy of merged layers is kept; legal is every_step"
+        )
+    return found
+
+
+def _pooled(stack: Stack, share: Share) -> Sequence[str]:
+    if not share.aligned:
+        return []
+    found = []
+    if stack.positions == "cache":
+        found.append(
+            "with compress.positions='cache' is not possible: its matrices do not commute with rotations, so that stored keys "
+            "cannot be turned to another position; legal is positions=original, or pooled_heads"
+        )
+    if stack.needs.query_moments:
+        found.append(
+            "with a scorer that predicts queries is not possible: they are predicted before RoPE, and heads are aligned after "
+            "it; legal are other scorers, or pooled_heads"
+        )
+    if stack.keep is not None and not isinstance(stack.keep.heads, UniformHeads):
+        found.append(
+            "with budgets that differ by head is not possible: its matrices are a layer's; legal is keep.heads=uniform"
+        )
+    return found
+
+
+def _lists(stack: Stack) -> Sequence[str]:
+    splits = () if stack.keep is None else (("heads", stack.keep.heads), ("layers", stack.keep.layers))
+    return [
+        f"with keep.{name}={type(split).__name__} is not possible: its list names the model's heads, and they share stores; "
+        "legal are splits without a list"
+        for name, split in splits
+        if hasattr(split, "file")
+    ]
