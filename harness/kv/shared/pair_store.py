@@ -81,7 +81,8 @@ class PairStore(TokenStore):
         """Restore all tokens of these of the 2 * H heads into out_HND: magnitude times direction, or the whole token."""
         h = len(self.where_HK)
         start, stop, _ = heads.indices(2 * h)
-        directions = super().read(torch.float32)
+        directions = out_HND.new_empty(h, *out_HND.shape[1:], dtype=torch.float32)
+        super().write_to(directions)
         rows = torch.arange(start, stop, device=directions.device)
         restored = directions[rows % h].mul_(self.norms_HN[start:stop, :, None].float())
         where = self.where_HK[rows % h].long()[..., None].expand(-1, -1, directions.shape[2])
