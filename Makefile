@@ -24,7 +24,8 @@ test: .venv/ready ## every test, the slow ones too
 test-fast: .venv/ready ## the tests that need no real model
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest -m "not slow" $(ARGS)
 
-LOWEST := tests/integration/kv/test_keep_all.py tests/integration/engine/test_fused.py tests/integration/kv/test_statistics_exact.py
+LOWEST := tests/integration/kv/test_keep_all.py tests/integration/engine/test_fused.py tests/integration/kv/test_statistics_exact.py \
+	tests/integration/kv/test_latents.py tests/integration/kv/test_latent_stores.py tests/integration/kv/test_softmax_families.py
 
 .venv-lowest/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-lowest
@@ -51,8 +52,8 @@ check: .venv/ready ## formatting, lint and types
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun, keep-all overhead, codecs, report
-	for script in fused_sweep fused_stream multirun overhead codecs report; do $(PY) tests/bench/$$script.py || exit 1; done
+bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun, keep-all overhead, latents, codecs, report; what a step asks of a device
+	for script in fused_sweep fused_stream multirun overhead latents codecs report device_costs; do $(PY) tests/bench/$$script.py || exit 1; done
 
 references: .venv/ready ## the committed curves again, many hours; goes on where it was (one of them: make reference-needle-smollm2)
 	$(PY) results/reference/rebuild.py

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 3
 SCHEMAS_READ = (1, 2, 3)  # fields that an older one lacks have a default in Record
-
-BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "padding", "scratch")
+BYTE_KINDS = ("payload", "metadata", "tail", "positions", "state", "recurrent", "padding", "scratch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +114,6 @@ class Corpus(Protocol):
     @property
     def digest(self) -> str:
         """SHA-256 of the text."""
-        ...
 
     def documents(self) -> Sequence[str]:
         """The text as a list of documents, each plain prose."""
@@ -211,6 +209,7 @@ class Record:
     metric: str
     seed: int
     batch_invariant: bool = False  # logits are the same bits whatever shares a batch
+    adaptive: bool = False  # how many examples there are was decided while looking at results
     higher_is_better: bool = True
     aggregate: str = "mean"
     weight: float = 1.0
@@ -234,6 +233,7 @@ class Record:
     kv_bytes_peak_prefill: int | None = None
     kv_bytes_full: int | None = None  # full cache, same sample, at the moment of kv_bytes_context
     kv_bytes_full_final: int | None = None  # full cache, same sample, same tokens, at the end of the answer
+    reach: float | None = None  # share of the full cache's bytes in layers that stacks act on (streams: at the end)
     bytes: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     series_path: str | None = None

@@ -46,6 +46,7 @@ MORE = (
     ("results/README.md", "the fields of a record"),
     ("python -m harness.status DIR", "how far runs are"),
     ("python -m harness.verify RUN", "makes records again and compares them"),
+    ("python -m harness.families", "which model families are measured rightly, and why others are not"),
     ("python -m harness --cfg job", "every key with its value; it runs nothing"),
     ("python -m harness --hydra-help", "the flags of Hydra, which reads the command line"),
 )

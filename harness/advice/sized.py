@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.advice.evidence import Arm, Evidence
 from harness.configure.trusted import Builder
 from harness.errors import UserError
-from harness.kv.compat import shape_of
+from harness.kv.compat import shape_without_model
 from harness.kv.shape import ModelShape
 from harness.planning.sizes import size
 from harness.stages.stack import Stack
@@ -49,7 +49,7 @@ def sizes(found: Evidence, seq: int) -> Sizes:
     """What is needed to size the arms of a run; without its model's configuration nothing can be, and `why` says so."""
     try:
         spec = Builder()(found.manifest["config"]["model"], "model")
-        shape = shape_of(spec.config())
+        shape = shape_without_model(spec.config())
     except (UserError, KeyError) as error:
         return Sizes(None, 2, seq, f"the shape of {found.model} is not known here ({error})")
     return Sizes(shape, ITEMSIZES[str(spec.kv_dtype)], seq)

@@ -29,6 +29,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("n", "n_documents"), _INT),
     **dict.fromkeys(("n_prompts", "n_failed", "n_refused", "n_not_exercised", "n_truncated", "n_unscored"), _INT),
     **dict.fromkeys(("n_empty", "n_superseded", "n_without_bytes"), _INT),
+    "adaptive": _BOOL,
     **dict.fromkeys(("score", "score_lo", "score_hi", "full_score", "full_lo", "full_hi"), _FLOAT),
     **dict.fromkeys(("diff_to_full", "diff_lo", "diff_hi", "mcnemar_p", "paired_p"), _FLOAT),
     **dict.fromkeys(("nll_diff", "nll_diff_lo", "nll_diff_hi"), _FLOAT),
@@ -40,7 +41,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("bytes_peak", "bytes_peak_prefill", "bytes_logical"), _FLOAT),
     "peak_exceeds_full": _BOOL,
     **{f"{sort}_{kind}": _FLOAT for sort in ("allocated", "logical") for kind in BYTE_KINDS},
-    **dict.fromkeys(("tokens_seen", "tokens_kept", "effective_bits", "chunk"), _FLOAT),
+    **dict.fromkeys(("reach", "tokens_seen", "tokens_kept", "effective_bits", "chunk"), _FLOAT),
     **dict.fromkeys((*FIDELITY, "answer_flips", "score_first", "score_later"), _FLOAT),
     **dict.fromkeys(("stack_config", "warnings", "error"), _STRING),
 }

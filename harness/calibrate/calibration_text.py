@@ -61,7 +61,7 @@ class CalibrationText:
         target = cache_root() / "calibration" / hashlib.sha256(address.encode()).hexdigest()[:16]
 
         def build(folder: Path) -> None:
-            if engine.model.device.type == "meta":
+            if engine.device.type == "meta":
                 raise UserError("codec.calibration: its limits are not measured yet, which takes the model's weights")
             save_file(measure(), folder / name)
 

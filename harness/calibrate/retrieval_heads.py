@@ -107,6 +107,7 @@ def calibrate(lm: LM, name: str, how: Calibration) -> dict[str, Any]:
     require(most is None or need <= most, "tokens", how.tokens, f"two copies take {need} positions, the model has {most}")
     engine = Engine(lm.model, lm.kv_dtype, lm.eos_ids)
     require(bool(engine.shape.full_layers), "model", name, "every layer has a sliding window: there is nothing to split")
+    require(not any(engine.latents), "model", name, "all heads of a layer read one latent: none can keep tokens of its own")
     scores = copy_scores(engine, bos, how)
     return {
         "model": name,

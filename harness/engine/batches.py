@@ -54,12 +54,13 @@ class Forecast:
         growth = min(growth, stack.every) if stack.evicts_steps and kept < context else growth
         held = kept + (max(growth, stack.chunk) if stack.chunked else growth)
         store = predict(stack, self.shape, held, self.kv_itemsize, context + growth)
-        if not stack.compresses:  # shares the prefix, which is counted apart
-            store -= self.prefix(context)
-        decoded = max(layer.token_bytes(self.itemsize) for layer in self.shape.layers) * (held + growth)
+        states = self.shape.constant
+        if not stack.compresses:  # shares the prefix, which is counted apart, but for states, which every token changes
+            store -= self.prefix(context) - states
+        decoded = max(layer.read_bytes(self.itemsize) for layer in self.shape.layers) * (held + growth)
         if stack.read == "cached":
             store += sum(layer.token_bytes(self.itemsize) for layer in self.shape.layers) * held
-        return store + 2 * decoded + 4 * self.vocabulary * fed
+        return store + 2 * decoded + 2 * states + 4 * self.vocabulary * fed
 
 
 def few(item: Item, batch: Sequence[Item]) -> bool:

@@ -6,24 +6,27 @@ one's own store.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
-from harness.engine.logits import sound
+from harness.engine.logits import padded, scored, sound
 from harness.engine.prepared_model import PreparedModel
 from harness.engine.tiles import tiles
 from harness.kv.batch_views import Batch
-from harness.kv.compat import EntryCache, forward
+from harness.kv.compat import forward
+from harness.kv.families.position_tables import placed
+from harness.kv.families.states import fed_together
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget
 from harness.kv.positions import held
 from harness.kv.sequence_cache import SequenceCache
+from harness.stages.keep import check_finite
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
+from harness.stages.transfers import fetched, numbers
 
 
 class Engine(PreparedModel):
@@ -35,10 +38,10 @@ class Engine(PreparedModel):
 
         `length`: tokens that will be fed in all, those of an answer included; as many as these where it is not given.
         """
-        start = time.perf_counter()
+        start = self.clock()
         cache, run, _ = self._forward([self.start(length=length or len(ids))], [ids], [needs])
         stats = tuple(run.stats[i][0] for i in range(len(self.shape.layers)))
-        return Prefix(cache[0], stats, time.perf_counter() - start)
+        return Prefix(cache[0], stats, self.clock() - start)
 
     @torch.inference_mode()
     def compress(self, prefix: Prefix, stack: Stack, seed: int = 0, solved: Budget | None = None) -> SequenceCache:
@@ -56,15 +59,15 @@ class Engine(PreparedModel):
         while live := [i for i, cache in enumerate(caches) if cache.seen < len(ids)]:
             chunks = [ids[caches[i].seen : caches[i].seen + caches[i].stack.chunk] for i in live]
             grown, run, _ = self._forward([caches[i] for i in live], chunks)
-            for b, i in enumerate(live):
-                peak[i], caches[i] = max(peak[i], grown[b].bytes().total), grown[b].settled(run, b)
+            for i, one, settled in zip(live, grown, _settled(grown, run), strict=True):
+                peak[i], caches[i] = max(peak[i], one.bytes().total), settled
         return [(cache.read(), p) for cache, p in zip(caches, peak, strict=True)]
 
     @torch.inference_mode()
     def feed(self, caches: Sequence[SequenceCache], ids: Sequence[Sequence[int]]) -> tuple[list[SequenceCache], Tensor]:
         """Feed each cache its own tokens (numbers may differ); returns the caches afterwards and the last logits [B, V]."""
         grown, run, logits = self._forward(caches, ids)
-        return [cache.settled(run, b) for b, cache in enumerate(grown)], logits
+        return _settled(grown, run), logits
 
     @torch.inference_mode()
     def score(
@@ -74,15 +77,15 @@ class Engine(PreparedModel):
         lengths = [len(h) for h in held]
         ids = [[*h, *t[:-1]] for h, t in zip(held, targets, strict=True)]
         grown, run, logits_BLV = self._forward(caches, ids, every=True)
-        out = []
-        for b, (first, target) in enumerate(zip(lengths, targets, strict=True)):
-            logits_LV = logits_BLV[b, first - 1 : first - 1 + len(target)].float()
-            wanted = torch.tensor(list(target), device=logits_LV.device)
-            logp_L = logits_LV.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
-            greedy = bool((logits_LV.argmax(-1) == wanted).all())
-            fine = bool(sound(logits_LV).all())
-            out.append(Scored(tuple(logp_L.tolist()), greedy, grown[b].settled(run, b), grown[b].bytes().total, fine))
-        return out
+        rows = [
+            logits_BLV[b, first - 1 : first - 1 + len(t)] for b, (first, t) in enumerate(zip(lengths, targets, strict=True))
+        ]
+        marks = scored(rows, targets)
+        peaks, settled = [cache.bytes().total for cache in grown], _settled(grown, run)
+        return [
+            Scored(one.logp, all(one.top), row, peak, all(one.sound))
+            for one, row, peak in zip(marks, settled, peaks, strict=True)
+        ]
 
     @torch.inference_mode()
     def read(
@@ -94,11 +97,10 @@ class Engine(PreparedModel):
     ) -> Step:
         """Feed each cache its own chunk and keep all logits: one step of a stream; batch: formed for this step."""
         grown, run, logits = self._forward(caches, ids, every=True, reference=reference, batch=batch)
-        settled = _settled(caches, grown, run, batch)
-        errors = [run.errors[i].double().cpu() for i in sorted(run.errors)]
-        return Step(
-            settled, logits, [cache.bytes().total for cache in grown], torch.stack(errors) if errors else torch.empty(0)
-        )
+        settled = _settled(grown, run, caches, batch)
+        errors = fetched([run.errors[i] for i in sorted(run.errors)])
+        summed = torch.stack(errors).double() if errors else torch.empty(0)  # on the host: not every device has float64
+        return Step(settled, logits, [cache.bytes().total for cache in grown], summed)
 
     @torch.inference_mode()
     def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
@@ -106,7 +108,7 @@ class Engine(PreparedModel):
 
         views: bytes that decoded copies of the stores may take between steps; they change no bit.
         """
-        start = time.perf_counter()
+        start = self.clock()
         caches, feed = [ask.row for ask in asks], [list(ask.held) for ask in asks]
         out: list[list[int]] = [[] for _ in asks]
         peak, reasons, live = [cache.bytes().total for cache in caches], [""] * len(asks), list(range(len(asks)))
@@ -116,15 +118,15 @@ class Engine(PreparedModel):
             live = batch.form(live, caches, [len(ids) for ids in feed])
             before = [caches[i] for i in live]
             grown, run, logits = self._forward(before, [feed[i] for i in live], batch=batch)
-            settled = _settled(before, grown, run, batch)
-            fine = sound(logits).tolist()
-            for b, (i, token) in enumerate(zip(live, logits.argmax(-1).tolist(), strict=True)):
+            settled = _settled(grown, run, before, batch)
+            tokens: list[int] = torch.where(sound(logits), logits.argmax(-1), -1).tolist()
+            for b, (i, token) in enumerate(zip(live, tokens, strict=True)):
                 peak[i] = max(peak[i], grown[b].bytes().total)  # a store may shrink while it grows: watched, not assumed
-                reasons[i] = self._take(asks[i], out[i], token) if fine[b] else "unsound"
+                reasons[i] = self._take(asks[i], out[i], token) if token >= 0 else "unsound"
                 touched[i] = caches[i].touched() if reasons[i] else 0
                 caches[i], feed[i] = settled[b], [token]
             live = [i for i in live if not reasons[i]]
-        seconds = time.perf_counter() - start
+        seconds = self.clock() - start
         every = zip(out, reasons, caches, peak, touched, strict=True)
         return [Answer(tuple(o), r, cache, p, seconds, t) for o, r, cache, p, t in every]
 
@@ -151,36 +153,80 @@ class Engine(PreparedModel):
         needs: only the prefill of a context gives them, which nothing ever shares: its products need no tiles.
         """
         lengths = [len(one) for one in ids]
-        starts = [cache.next_position for cache in caches]
-        self.check_length(max(start + n for start, n in zip(starts, lengths, strict=True)))
-        # Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
-        width, device = max(lengths), self.model.device
-        ids_BL = torch.tensor([[*one, *[0] * (width - len(one))] for one in ids], device=device)
-        # Padding repeats the last position: a model with learned positions has none beyond its limit.
-        steps_BL = torch.arange(width, device=device).minimum(torch.tensor(lengths, device=device)[:, None] - 1)
-        positions_BL = torch.tensor(starts, device=device)[:, None] + steps_BL
-        last = sorted({n - 1 for n in lengths})
+        self.check_length(max(cache.next_position + n for cache, n in zip(caches, lengths, strict=True)))
         run = self.begin(caches, lengths, needs, reference, batch)
+        if not self.shape.hybrid:
+            return self._fed(run, caches, ids, every=every, invariant=self.invariant and needs is None)
+        # A hybrid's own kernels sum in another order for another number of rows: alone, a row needs no tiles.
+        together = fed_together(lengths, [cache.states for cache in caches], reference, alone=self.invariant)
+        if len(together) == 1:
+            return self._fed(run, caches, ids, every=every)
+        return self._apart(run, together, caches, ids, every=every)
+
+    def _apart(
+        self,
+        run: Forward,
+        together: Sequence[Sequence[int]],
+        caches: Sequence[SequenceCache],
+        ids: Sequence[Sequence[int]],
+        *,
+        every: bool,
+    ) -> tuple[list[SequenceCache], Forward, Tensor]:
+        """The same in a forward for each of these groups of rows."""
+        grown, logits = dict[int, SequenceCache](), dict[int, Tensor]()
+        outputs = dict[int, dict[int, Tensor]]()
+        for rows in together:
+            fed, part, found = self._fed(
+                run.part(rows, outputs), [caches[b] for b in rows], [ids[b] for b in rows], every=every
+            )
+            grown |= dict(zip(rows, fed, strict=True))
+            logits |= dict(zip(rows, found, strict=True))
+            if part.outputs is not None:
+                outputs[rows[0]] = part.outputs
+            run.join(rows, part)
+        in_order = range(len(caches))
+        return [grown[b] for b in in_order], run, padded([logits[b] for b in in_order])
+
+    def _fed(
+        self,
+        run: Forward,
+        caches: Sequence[SequenceCache],
+        ids: Sequence[Sequence[int]],
+        *,
+        every: bool,
+        invariant: bool = False,
+    ) -> tuple[list[SequenceCache], Forward, Tensor]:
+        """One forward of the model, its products in tiles where they must be invariant."""
+        lengths, starts = run.lengths, [cache.next_position for cache in caches]
+        # Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
+        width, last = max(lengths), sorted({n - 1 for n in lengths})
+        tokens = [[*one, *[0] * (width - len(one))] for one in ids]
+        # Padding repeats the last position: a model with learned positions has none beyond its limit.
+        places = [[start + min(i, n - 1) for i in range(width)] for start, n in zip(starts, lengths, strict=True)]
+        ids_BL, positions_BL = torch.tensor([tokens, places], device=self.device)  # sent in one go
         token = CURRENT.set(run)
         try:
-            cache = EntryCache(len(self.shape.layers))
-            wanted = slice(None) if every else torch.tensor(last, device=device)
-            with held(self.rotary, [cache.length for cache in caches]), tiles(self.invariant and needs is None):
+            cache = self.entrance.open([cache.states for cache in caches])
+            wanted = slice(None) if every else last
+            angles, rows = held(self.rotary, [cache.length for cache in caches]), placed(self.placed_table, positions_BL)
+            with angles, rows, tiles(invariant):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
         assert sorted(run.stats) == list(range(len(self.shape.layers))), "a layer did not reach our attention"
+        run.states = self.entrance.close(cache, len(caches))
         if not every:
-            where = torch.tensor([last.index(n - 1) for n in lengths], device=device)
-            logits = logits[torch.arange(len(caches), device=device), where]
+            rows = torch.arange(len(caches), device=logits.device)
+            logits = logits[rows, numbers(tuple(last.index(n - 1) for n in lengths), logits.device)]
         return [cache.after(run, b) for b, cache in enumerate(caches)], run, logits
 
 
 def _settled(
-    before: Sequence[SequenceCache], grown: Sequence[SequenceCache], run: Forward, batch: Batch | None
+    grown: Sequence[SequenceCache], run: Forward, before: Sequence[SequenceCache] = (), batch: Batch | None = None
 ) -> list[SequenceCache]:
-    """Rows back at their budgets after a forward, the views of their batch brought up to date."""
+    """Rows back at their budgets after a forward, the views of their batch, if there is one, brought up to date."""
     choices = [cache.choices(run, b) for b, cache in enumerate(grown)]
+    check_finite(choice for one in choices for choice in one or ())
     if batch is not None:
         batch.follow(run, before, grown, choices)
     return [cache.evicted(choice) for cache, choice in zip(grown, choices, strict=True)]

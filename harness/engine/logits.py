@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from harness.stages.transfers import fetched
 
 UNSOUND = "the model's logits are no distribution (NaN, or infinite): its dtype or kv_dtype cannot hold what it computes"
 UNSOUND_FULL = f"of the full cache, {UNSOUND}"
@@ -20,6 +25,28 @@ def sound(logits: Tensor) -> Tensor:
     return most.isfinite()
 
 
+@dataclass(frozen=True)
+class Marks:
+    """Of consecutive tokens: log-probability, whether it was the most likely one, whether its logits were a distribution."""
+
+    logp: tuple[float, ...]
+    top: tuple[bool, ...]
+    sound: tuple[bool, ...]
+
+
+def scored(logits: Sequence[Tensor], targets: Sequence[Sequence[int]]) -> list[Marks]:
+    """Marks of the target tokens under logits [L, V] of each of several sequences; the host waits once for all of them."""
+    sizes = [len(target) for target in targets]
+    flat = torch.tensor([token for target in targets for token in target], device=logits[0].device)
+    found: list[Tensor] = []
+    for logits_LV, wanted in zip(logits, flat.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+        exact_LV = logits_LV.float()
+        logp_L = exact_LV.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
+        found += [logp_L, exact_LV.argmax(-1) == wanted, sound(exact_LV)]
+    host = [tuple(x.tolist()) for x in fetched(found)]
+    return [Marks(*host[i : i + 3]) for i in range(0, len(host), 3)]
+
+
 def divergence(reference_LV: Tensor, logp_LV: Tensor) -> Tensor:
     """KL(reference | other) in nats of log-probabilities [L, V], over what the reference makes possible; [L].
 
@@ -27,3 +54,8 @@ def divergence(reference_LV: Tensor, logp_LV: Tensor) -> Tensor:
     """
     possible = reference_LV > float("-inf")
     return torch.where(possible, reference_LV.exp() * (reference_LV - logp_LV), 0.0).sum(-1)
+
+
+def padded(logits: Sequence[Tensor]) -> Tensor:
+    """Logits [V] or [L, V] of several rows as one tensor; those of tokens that a row does not have are zero."""
+    return torch.nn.utils.rnn.pad_sequence(list(logits), batch_first=True) if logits[0].ndim > 1 else torch.stack(list(logits))

@@ -12,14 +12,20 @@ from harness.engine.tiles import prepare
 from harness.errors import UserError
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
-from harness.kv.compat import layer_devices, shape_of
-from harness.kv.forward import Forward
+from harness.kv.compat import forward, layer_devices, shape_of
+from harness.kv.families.latent_entry import latents_of
+from harness.kv.families.own_attention import adapt
+from harness.kv.families.position_tables import position_table
+from harness.kv.families.states import Entrance
+from harness.kv.forward import CURRENT, Forward
+from harness.kv.honoured import no_moments, refuse
 from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
 from harness.kv.shared.share_layout import Layout
+from harness.models.placement import clock, input_device
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -36,14 +42,49 @@ class PreparedModel:
     ) -> None:
         assert model.config.get_text_config(decoder=True)._attn_implementation == NAME
         self.model, self.kv_dtype, self.eos, self.invariant = model, kv_dtype, frozenset(eos), invariant
+        adapt(model)
         if invariant:
             prepare(model)
         self.shape = shape_of(model.config)
-        n = len(self.shape.layers)
-        devices = layer_devices(model, n)
-        self.ropes, self.rope_moves = checked_ropes(model, self.shape, self.shape.groups(devices), *ropes_of(model, n))
+        numbers, n = (
+            self.shape.of_model(range(len(self.shape.layers))),
+            model.config.get_text_config(decoder=True).num_hidden_layers,
+        )
+        self.entrance = Entrance(model, n, hybrid=self.shape.hybrid)
+        places = layer_devices(model, n)
+        devices = [places[i] for i in numbers]
+        self.device = input_device(model)  # of token ids
+        self.devices = tuple(dict.fromkeys((self.device, *places)))
+        ropes, moves = ropes_of(model, n)
+        self.latents = latents_of(model, self.shape)
+        ropes, odd = checked_ropes(
+            model,
+            self.shape,
+            self.shape.groups(devices),
+            tuple(ropes[i] for i in numbers),
+            self.entrance.open([None]),
+            self.latents,
+        )
+        self.ropes, self.rope_moves = ropes, moves or odd
         self.groups = self.shape.groups(devices, self.ropes)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
+        self.placed_table = position_table(model)
+        if self.shape.hybrid:
+            self.shape = replace(self.shape, constant=self._state_bytes())
+
+    @torch.inference_mode()
+    def _state_bytes(self) -> int:
+        """Bytes of a sequence's states, measured after a token of no meaning."""
+        run, cache = self.begin([SequenceCache.empty(self.shape)], [1]), self.entrance.open([None])
+        token = CURRENT.set(run)
+        try:
+            ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            forward(self.model, ids, ids, cache, [0])
+        finally:
+            CURRENT.reset(token)
+        found = sum(x.numel() * x.element_size() for x in self.entrance.close(cache, 1)[0].held)
+        refuse(found == 0, "its recurrent states are not in its cache")
+        return found
 
     def start(
         self,
@@ -62,7 +103,7 @@ class PreparedModel:
         self.check(stack)
         self.check_length(length or total)
         budget = solved.tokens if solved else solve_budget(stack, self.shape, total, self.kv_dtype.itemsize)
-        cache = SequenceCache.empty(self.shape, stack, budget, seed, self.ropes)
+        cache = replace(SequenceCache.empty(self.shape, stack, budget, seed), ropes=self.ropes, latents=self.latents)
         return cache if self.rotary is None else replace(cache, length=length or total)
 
     def check_length(self, tokens: int) -> None:
@@ -82,7 +123,8 @@ class PreparedModel:
             )
         if stack.needs.query_moments and self.rope_moves:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
-
+        if stack.needs.query_moments and (why := no_moments(self.model)):
+            raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: {why}")
         layout = Layout.of(stack.share, self.shape, bases=False)
         places = {layer: g for g, group in enumerate(self.groups) for layer in group}
         for layers in layout.together:
@@ -92,9 +134,17 @@ class PreparedModel:
                     f"{layers[1]} differ in their rotation or device; legal are shares of heads"
                 )
 
+    def clock(self) -> float:
+        """Seconds of a clock, read once its devices have done all that they were asked for: at the ends of what is timed."""
+        return clock(self.devices)
+
     def batch(self, views: int = 0) -> Batch:
-        """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores."""
-        return Batch(self.shape, self.groups, self.model.dtype, views)
+        """Sequences to be fed in lockstep, with so many bytes for decoded copies of their stores.
+
+        Rows that are fed alone have none.
+        """
+        alone = self.shape.hybrid and self.invariant
+        return Batch(self.shape, self.groups, self.model.dtype, 0 if alone else views)
 
     def begin(
         self,
@@ -118,4 +168,5 @@ class PreparedModel:
             unrotated=[cache.unrotated for cache in caches],
             teams=None if batch is None else batch.teams,
             reference=reference,
+            latents=self.latents,
         )

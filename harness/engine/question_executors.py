@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -52,14 +51,14 @@ class Targets(Questions):
     """The log-likelihood of given continuations."""
 
     def run(self, batch: Sequence[Result[Owner]], views: int) -> list[Result[Owner]]:
-        begin = time.perf_counter()
+        begin = self.engine.clock()
         asked = [(one, _question(one.request)) for one in batch]
         forks = [(one.start, question.held, target) for one, question in asked for target in question.targets]
         scores = iter(
             self.engine.score([cache for cache, *_ in forks], [held for _, held, _ in forks], [target for *_, target in forks])
         )
         found = [tuple(next(scores) for _ in question.targets) for _, question in asked]
-        timings = batch_timings(time.perf_counter() - begin, len(forks))
+        timings = batch_timings(self.engine.clock() - begin, len(forks))
         return [
             replace(one, scored=scored, timings=one.timings | timings)
             if all(score.sound for score in scored)

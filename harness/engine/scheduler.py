@@ -5,7 +5,6 @@ A request that a rule refuses, or that fails, ends alone; the others go on.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -187,9 +186,10 @@ class _Starter(Generic[Owner]):
         return Result(request=asked, row=cache)
 
     def _chunks(self, batch: Sequence[Result[Owner]]) -> list[Result[Owner]]:
-        begin = time.perf_counter()
+        clock = self.scheduler.engine.clock
+        begin = clock()
         found = self.scheduler.engine.read_chunked(batch[0].request.prefix, [one.start for one in batch])
-        timings = {"prefill_s": time.perf_counter() - begin, "compress_s": 0.0}
+        timings = {"prefill_s": clock() - begin, "compress_s": 0.0}
         return [
             replace(one, row=cache, context=cache.bytes(), peak_prefill=peak, timings=timings)
             for one, (cache, peak) in zip(batch, found, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from harness.engine.logits import divergence, sound
 from harness.kv.memory import Budget
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.stack import Stack
+from harness.stages.transfers import fetched
 from harness.types import Bytes
 
 TRIM_EVERY = 16  # steps between two times that freed memory is given back
@@ -52,6 +52,8 @@ class Read:
     compressed: int = 0
     sound: bool = True
     reference_sound: bool = True
+    all_sound: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.bool))  # so far, where the logits are
+    all_reference_sound: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.bool))
     peak: int = 0
     most: Bytes = field(default_factory=lambda: Bytes({}, {}))
     errors: Tensor = field(default_factory=lambda: torch.zeros(()))  # fp64 [layers, 2]: |out - ref|^2, |ref|^2
@@ -97,7 +99,7 @@ def read(engine: Engine, readings: Sequence[Reading], chunk: int, views: int = 0
     views: bytes that decoded copies of the stores may take between steps; they change no bit.
     """
     out = [Read(reading.row, peak=reading.row.bytes().total) for reading in readings]
-    start, steps, batch = time.perf_counter(), 0, engine.batch(views)
+    start, steps, batch = engine.clock(), 0, engine.batch(views)
     while live := [i for i, reading in enumerate(readings) if out[i].row.seen < len(reading.ids) - 1]:
         each = [_next(readings[i], one.row.seen, chunk) for i, one in enumerate(out)]
         live = batch.form(live, [one.row for one in out], [len(fed) for fed, _ in each])
@@ -105,18 +107,21 @@ def read(engine: Engine, readings: Sequence[Reading], chunk: int, views: int = 0
         where = {i: b for b, i in enumerate(live)}
         references = [where[readings[i].reference] for i in live]
         step = engine.read([out[i].row for i in live], [fed for fed, _ in chunks], references, batch)
+        wanted = _wanted([targets for _, targets in chunks], step.logits_BLV.device)
         for b, i in enumerate(live):
             fed, targets = chunks[b]
             out[i].compressed += len(targets) * (out[i].row.touched() > 0)
             _record(out[i], step.rows[b], step.grown_bytes[b], len(fed), engine)
             logits_LV = step.logits_BLV[b, : len(fed)]
-            _score(out[i], logits_LV, step.logits_BLV[where[readings[i].reference], : len(fed)], targets)
+            _score(out[i], logits_LV, step.logits_BLV[where[readings[i].reference], : len(fed)], wanted[b])
             out[i].errors = out[i].errors + step.errors[:, b]
         steps += 1
         if steps % TRIM_EVERY == 0:
             give_back()
-    for one in out:
-        one.seconds = time.perf_counter() - start
+    seconds = engine.clock() - start
+    fine = fetched([torch.stack((one.all_sound, one.all_reference_sound)) for one in out])
+    for one, flags in zip(out, fine, strict=True):
+        one.seconds, (one.sound, one.reference_sound) = seconds, flags.tolist()
     return out
 
 
@@ -136,11 +141,17 @@ def _record(out: Read, cache: SequenceCache, grown: int, fed: int, engine: Engin
         out.most = held
 
 
-def _score(out: Read, logits_LV: Tensor, reference_LV: Tensor, targets: Sequence[int]) -> None:
-    out.sound &= bool(sound(logits_LV).all())
-    out.reference_sound &= bool(sound(reference_LV).all())
+def _wanted(targets: Sequence[Sequence[int]], device: torch.device) -> Sequence[Tensor]:
+    """The next tokens of every reading, sent in one go."""
+    flat = torch.tensor([token for one in targets for token in one], device=device)
+    parts: Sequence[Tensor] = flat.split([len(one) for one in targets])  # type: ignore[no-untyped-call]
+    return parts
+
+
+def _score(out: Read, logits_LV: Tensor, reference_LV: Tensor, wanted: Tensor) -> None:
+    out.all_sound = sound(logits_LV).all() & out.all_sound
+    out.all_reference_sound = sound(reference_LV).all() & out.all_reference_sound
     logp_LV = logits_LV.float().log_softmax(-1)
-    wanted = torch.tensor(list(targets), device=logp_LV.device)
     out.nll.append(-logp_LV.gather(1, wanted[:, None])[:, 0])
     if logits_LV is reference_LV or logits_LV.data_ptr() == reference_LV.data_ptr():
         out.kl.append(torch.zeros(len(wanted)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -102,10 +101,10 @@ class Windows(Executor):
         return Result(request=request, row=cache, context=cache.bytes(), peak_prefill=peak, text=context.text)
 
     def run(self, batch: Sequence[Result[Owner]], views: int) -> list[Result[Owner]]:
-        begin, ids = time.perf_counter(), batch[0].request.shared
+        begin, ids = self.engine.clock(), batch[0].request.shared
         with limited(self.engine):
             found = rest(self.engine, [one.start for one in batch], ids)
-        timings = batch_timings(time.perf_counter() - begin, len(batch))
+        timings = batch_timings(self.engine.clock() - begin, len(batch))
         return [
             replace(self._scored(one, text), scored=one.scored or (end,), timings=timings)
             if end.sound

@@ -35,7 +35,8 @@ def prepare(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D) and not hasattr(module, "untiled"):
             module.untiled = module.forward
-            module.forward = _tiled(module.forward)  # type: ignore[method-assign]
+            name = "_old_forward" if hasattr(module, "_old_forward") else "forward"  # inside a device map's hook, which moves x
+            setattr(module, name, _tiled(getattr(module, name)))
 
 
 def _tiled(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -47,7 +48,13 @@ def _tiled(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         if n % TILE:
             rows = torch.nn.functional.pad(rows, (0, 0, 0, TILE - n % TILE))
         out = [product(tile) for tile in torch.split(rows, TILE)]  # type: ignore[no-untyped-call]
-        whole = out[0] if len(out) == 1 else torch.cat(out)
-        return whole[:n].view(*x.shape[:-1], -1)
+        if isinstance(out[0], tuple):  # a router of experts: scores and logits of every row
+            return tuple(_whole(list(one), n, x) for one in zip(*out, strict=True))  # type: ignore[return-value]
+        return _whole(out, n, x)
 
     return forward
+
+
+def _whole(tiles: list[Tensor], n: int, x: Tensor) -> Tensor:
+    """The first n rows of all tiles, in the shape of x."""
+    return (tiles[0] if len(tiles) == 1 else torch.cat(tiles))[:n].view(*x.shape[:-1], -1)

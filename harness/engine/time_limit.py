@@ -1,6 +1,7 @@
 """A time limit on what an engine does at once, checked before every layer of every forward.
 
-Nothing is interrupted from outside: no signal, no thread. So a limit holds wherever the model runs (any launcher, any
+The clock waits for the device where a limit begins and ends; between layers it is only read, for the host is at most a forward
+ahead. Nothing is interrupted from outside: no signal, no thread. So a limit holds wherever the model runs (any launcher, any
 thread), and code that never comes back to the model, such as a scorer that waits for ever, is only noticed afterwards.
 """
 
@@ -52,11 +53,12 @@ class TimedEngine(Engine):
         if self._end is not None:
             yield
             return
-        self._end = time.monotonic() + self.seconds
+        self._end = self.clock() + self.seconds
         lists = [m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList)]
         hooks = [layer.register_forward_pre_hook(self._check) for layers in lists for layer in layers]
         try:
             yield
+            self.clock()
             self._check()
         finally:
             self._end = None
@@ -64,7 +66,7 @@ class TimedEngine(Engine):
                 hook.remove()
 
     def _check(self, *_: object) -> None:
-        if self._end is not None and time.monotonic() > self._end:
+        if self._end is not None and time.perf_counter() > self._end:
             raise TimeLimitError(f"longer than time_limit={self.seconds:g} s")
 
     prefill = _within_limit(Engine.prefill)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from harness.engine.answers import Scored, TextScore
 from harness.engine.engine import Engine
-from harness.engine.logits import UNSOUND, sound
+from harness.engine.logits import UNSOUND, scored
 from harness.engine.time_limit import limited
 from harness.kv.sequence_cache import SequenceCache
 
@@ -52,14 +50,10 @@ def _tokens(engine: Engine, caches: Sequence[SequenceCache], ids: Sequence[int],
     while seen < len(ids) - 1:
         end = min(seen + chunk, len(ids) - 1)
         step = engine.read(caches, [ids[seen:end]] * len(caches))
-        sound_B = sound(step.logits_BLV).all(1).tolist()
-        logp_BLV = step.logits_BLV.float().log_softmax(-1)
-        wanted_L = torch.tensor(ids[seen + 1 : end + 1], device=logp_BLV.device)
-        for b, logp_LV in enumerate(logp_BLV):
-            logp = tuple(logp_LV.gather(1, wanted_L[:, None])[:, 0].tolist())
-            top = tuple((logp_LV.argmax(-1) == wanted_L).tolist())
-            found[b] += TextScore(logp, top, (caches[b].touched() > 0,) * (end - seen))
-            peaks[b], fine[b] = max(peaks[b], step.grown_bytes[b]), fine[b] and sound_B[b]
+        marks = scored(list(step.logits_BLV), [ids[seen + 1 : end + 1]] * len(caches))
+        for b, one in enumerate(marks):
+            found[b] += TextScore(one.logp, one.top, (caches[b].touched() > 0,) * (end - seen))
+            peaks[b], fine[b] = max(peaks[b], step.grown_bytes[b]), fine[b] and all(one.sound)
         caches, seen = step.rows, end
     ends = zip(caches, peaks, fine, strict=True)
     return [(text, Scored((), False, *end)) for text, end in zip(found, ends, strict=True)]

@@ -37,6 +37,7 @@ class Fields(TypedDict, total=False):
     kv_bytes_peak_prefill: int | None
     kv_bytes_full: int | None
     kv_bytes_full_final: int | None
+    reach: float | None
     bytes: Json
     timings: dict[str, float]
     series_path: str | None

@@ -41,6 +41,7 @@ class RecordMaker:
             "kv_bytes_peak_prefill": result.peak_prefill,
             "kv_bytes_full": shape.full_bytes(start.seen, start.itemsize),
             "kv_bytes_full_final": shape.full_bytes(final.seen, start.itemsize),
+            "reach": shape.reach(start.seen, start.itemsize),
             "bytes": breakdown(result.context),
             "timings": result.timings,
         }
@@ -73,9 +74,10 @@ class RecordMaker:
             positions=arm.stack.positions,
             attn=self.setup.attn,
             batch_invariant=self.setup.batch_invariant,
+            adaptive=self.setup.adaptive,
             storage="packed",  # until measured
             kv_dtype=self.setup.kv_dtype,
-            layers_compressed=list(self.setup.shape.full_layers) if arm.stack.compresses else [],
+            layers_compressed=self.setup.shape.of_model(self.setup.shape.full_layers) if arm.stack.compresses else [],
             gold=list(example.answers),
             metric=task.metric,
             chance=guess(example, task),

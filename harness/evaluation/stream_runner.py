@@ -108,6 +108,7 @@ class StreamRunner:
             layer_budget=cache.layer_budget,
             kv_bytes_full=round(out.mean_full_bytes),
             kv_bytes_full_final=self.setup.shape.full_bytes(cache.seen, cache.itemsize),
+            reach=self.setup.shape.reach(cache.seen, cache.itemsize),
             bytes=breakdown(cache.bytes()),
             series_path=self._series(planned, nll, out),
             timings=result.timings,
@@ -127,7 +128,8 @@ class StreamRunner:
             "top1_agreement": float(out.curve("agree").mean()),
             "attention_error": float(np.mean(ratios)),
             "scored_tokens": float(len(nll)),
-        } | {f"attention_error_layer_{i}": r for i, r in enumerate(ratios)}
+        }
+        found |= {f"attention_error_layer_{i}": r for i, r in zip(self.setup.shape.attending, ratios, strict=True)}
         against_full = {n for n in found if n.startswith(("kl_", "top1_", "attention_"))}
         missing = {n: IMPOSSIBLE if n == "kl_to_full" else TOO_LARGE for n, x in found.items() if not math.isfinite(x)}
         missing |= {n: UNSOUND_FULL for n in against_full if not out.reference_sound}

@@ -1,4 +1,5 @@
-"""Attention over ragged stores, rows of one shape at a time, through transformers' own sdpa; it knows no policy and no task.
+"""Attention over ragged stores, rows of one shape at a time, through transformers' own sdpa or, with a softmax that sdpa lacks,
+through ours; it knows no policy and no task.
 
 Registered once under our own name. Whatever the current `Forward` says is attended to and recorded; nothing is evicted here.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -16,12 +18,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.kv import honoured
-from harness.kv.attention_stats import column_sums, query_moments, step_sums
+from harness.kv.attention_stats import column_sums, distances, query_moments, step_sums
+from harness.kv.families.softmax_attention import Seen, softmax_attention
+from harness.kv.families.temperature import temperature_of
 from harness.kv.forward import CURRENT, Forward
-from harness.kv.shared.spread import Spread
+from harness.kv.head_group import Slot, with_new
 from harness.kv.teams import Team
 from harness.kv.token_store import own
 from harness.stages.protocols import Needs, Stats
+from harness.stages.softmax import Softmax
+from harness.stages.transfers import numbers
 
 NAME = "kv_harness"
 
@@ -39,12 +45,29 @@ def attend(
 
     Returns [B, L, Q, D]. Outputs of padding (tokens beyond a row's own length) are zero.
     """
-    run, layer = CURRENT.get(), int(module.layer_idx)  # type: ignore[arg-type]
-    honoured.refuse(layer in run.stats, f"its layer {layer} attends twice in one forward")
+    run, number = CURRENT.get(), honoured.layer_of(module)
+    reads = number in run.shape.owners
+    honoured.refuse(not reads and number not in run.shape.places, f"its layer {number} attends, and has no place in its cache")
+    layer = run.shape.owners[number] if reads else run.shape.places[number]
+    honoured.refuse(number in run.attended, f"its layer {number} attends twice in one forward")
+    run.attended.add(number)
     honoured.check(module, run.shape.layers[layer], key, value, attention_mask, kwargs)
-    call = _Call(module, run, layer, query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs, query)
-    key, value = run.keep_new(layer, key, value)
-    run.stats[layer] = [Stats()] * len(run.lengths)
+    softmax, kwargs = honoured.softmax_of(kwargs)
+    if (temperature := temperature_of(module)) is not None:
+        query = temperature.of(query, [run.start(row) for row in range(len(run.lengths))])
+    latent = run.latent(layer)
+    # Keys and values of new tokens, as the layer itself expanded them: right unless what is stored was rounded.
+    given = (key, value) if latent is not None and key.dtype == run.kv_dtype else None
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = _Call(module, run, layer, scaling, softmax, kwargs, query, reads, given)
+    if latent is not None:
+        key, value = latent.parts(key, run.entering.pop(layer))
+    if reads:
+        honoured.refuse(layer not in run.stats, f"its layer {number} reads a store that no layer has filled yet")
+        key, value = run.kept_new(layer)
+    else:
+        key, value = run.keep_new(layer, key, value)
+        run.stats[layer] = [Stats()] * len(run.lengths)
     outputs: dict[int, Tensor] = {}  # by the first row they are for
     teams = run.alike(layer)
     for team in teams:
@@ -57,16 +80,13 @@ def attend(
         else:
             outputs |= {row: out[i : i + 1] for i, row in enumerate(rows)}
     joined = outputs[0] if len(outputs) == 1 else torch.cat([outputs[row] for row in sorted(outputs)])
-    if run.reference is not None:
-        run.errors[layer] = _distances(joined, run.reference)
+    if run.outputs is not None:
+        run.outputs[number] = joined
+    if run.against is not None:
+        run.errors[number] = distances(joined, run.against[number])
+    elif run.reference is not None:
+        run.errors[number] = distances(joined, joined[numbers(tuple(run.reference), joined.device)])
     return joined, None
-
-
-def _distances(out: Tensor, reference: Sequence[int]) -> Tensor:
-    """[B, 2]: squared distance of each row's output to that of its reference row, and the squared size of the latter."""
-    flat = out.float().flatten(1)
-    wanted = flat[torch.tensor(list(reference), device=out.device)]
-    return torch.stack(((flat - wanted).square().sum(1), wanted.square().sum(1)), 1)
 
 
 @dataclass(frozen=True)
@@ -77,8 +97,11 @@ class _Call:
     run: Forward
     layer: int
     scaling: float
+    softmax: Softmax
     kwargs: dict[str, Any]
     query: Tensor
+    reads: bool = False  # the store of another layer, in whose statistics only its own queries count
+    given: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def scaled_BQD(self) -> Tensor:
@@ -88,6 +111,25 @@ class _Call:
     @property
     def window(self) -> int | None:
         return self.run.shape.layers[self.layer].window
+
+    def expanded(self, rows: list[int], k: Tensor, v: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, H, N + L, D] of what is stored and new, [R, H', N + L, D']: itself unless that is a latent."""
+        latent = self.run.latent(self.layer)
+        if latent is None:
+            return k, v
+        if self.given is not None and k.shape[2] == length:
+            key, value = (self.run.pick(x, rows)[:, :, :length] for x in self.given)
+            return key, value
+        return latent.expand(k, v)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some KV heads of a layer, the softmax of their queries, and the positions of their keys if that looks at them."""
+
+    heads: slice
+    softmax: Softmax
+    pos_RHN: Tensor | None
 
 
 def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -101,15 +143,39 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
         if team.views is not None:
             all_k, all_v = _shown(call, team, slots[0].head_group.n, heads, length)
         else:
-            all_k = _joined([(slot.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
-            all_v = _joined([(slot.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
+            all_k = with_new([(slot.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
+            all_v = with_new([(slot.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
             _turn_stored(call, rows, all_k, length)
-        mask = run.mask(all_k.shape[2] - length, length, call.window)
-        mask = mask if mask is None else mask.to(q.device)
-        out, _ = sdpa_attention_forward(call.module, part_q, all_k, all_v, mask, scaling=call.scaling, **call.kwargs)
-        outputs.append(out)
-        _record(call, rows, heads, part_q, all_k)
+        all_k, all_v = call.expanded(rows, all_k, all_v, length)
+        softmax = call.softmax.of(slice(heads.start * group, heads.stop * group))
+        part = _Part(heads, softmax, _positions(call, rows, slots, all_k) if softmax.positional else None)
+        if softmax.plain:
+            outputs.append(_sdpa(call, rows, part_q, all_k, all_v))
+        else:
+            seen = Seen(all_k.shape[2] - length, call.window, part.pos_RHN)
+            outputs.append(softmax_attention(part_q, all_k, all_v, call.scaling, softmax, seen))
+        _record(call, rows, part, part_q, all_k)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+
+
+def _sdpa(call: _Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Transformers' own attention, with the mask that it would be given."""
+    past = k.shape[2] - q.shape[2]
+    mask, shape = call.run.mask(past, q.shape[2], call.window, q.device), call.run.shape.layers[call.layer]
+    if mask is not None and shape.chunked:
+        mask = call.run.in_chunks(mask, rows, past, shape)
+    out: Tensor = sdpa_attention_forward(call.module, q, k, v, mask, scaling=call.scaling, **call.kwargs)[0]
+    return out
+
+
+def _positions(call: _Call, rows: list[int], slots: Sequence[Slot], k_RHND: Tensor) -> Tensor:
+    """Positions [R, H, N + L] of stored and new tokens, which a softmax with position biases looks at."""
+    (_, h, n, _), run = k_RHND.shape, call.run
+    found = []
+    for row, slot in zip_longest(rows, slots):
+        new = run.positions(run.start(row), n - (slot.head_group.n if slot else 0), k_RHND.device).expand(h, -1)
+        found.append(torch.cat((slot.positions(run.seen[row]), new), 1) if slot else new)
+    return torch.stack(found)
 
 
 def _shown(call: _Call, team: Team, n: int, heads: slice, length: int) -> list[Tensor]:
@@ -126,18 +192,6 @@ def _shown(call: _Call, team: Team, n: int, heads: slice, length: int) -> list[T
     return shown
 
 
-def _joined(stored: list[tuple[Spread, slice]], new_RHLD: Tensor) -> Tensor:
-    """Stored rows followed by the new ones, [R, H, N + L, D], decoded to the compute dtype; written once."""
-    if not stored or not stored[0][0].n:
-        return new_RHLD
-    (r, h, length, d), n = new_RHLD.shape, stored[0][0].n
-    out = new_RHLD.new_empty(r, h, n + length, d)
-    for (side, at), one in zip(stored, out, strict=True):
-        side.write_to(one[:, :n], at)
-    out[:, :, n:] = new_RHLD
-    return out
-
-
 def _turn_stored(call: _Call, rows: list[int], k_RHND: Tensor, length: int) -> None:
     """Rotate, in place, stored keys that have no rotation yet to the places just before the new tokens."""
     n = k_RHND.shape[2] - length
@@ -148,38 +202,44 @@ def _turn_stored(call: _Call, rows: list[int], k_RHND: Tensor, length: int) -> N
             k_HND[:, :n] = rope.range(k_HND[:, :n], call.run.start(row) - n)
 
 
-def _record(call: _Call, rows: list[int], heads: slice, q: Tensor, k: Tensor) -> None:
+def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> None:
     """Statistics that each row asked for; a step's column sums are made in one go."""
-    needs = [call.run.needs[row] if call.window is None else Needs() for row in rows]
+    needs = [call.run.needs[row] if call.window is None and not call.reads else Needs() for row in rows]
     if not any(needs):
         return
     sums: dict[int, Tensor] = {}
+    heads, softmax, pos_RHN = part.heads, part.softmax, part.pos_RHN
+    latent = call.run.latent(call.layer)
+    heads = heads if latent is None else slice(0, k.shape[1])
     if wanted := [i for i, need in enumerate(needs) if need.column_sums]:
         if q.shape[2] == 1:
             group = q.shape[1] // k.shape[1]
             scaled = call.run.pick(call.scaled_BQD, [rows[i] for i in wanted])[:, heads.start * group : heads.stop * group]
-            found: Sequence[Tensor] = list(step_sums(scaled, call.run.pick(k, wanted)))
+            pos = None if pos_RHN is None else call.run.pick(pos_RHN, wanted)
+            found: Sequence[Tensor] = list(step_sums(scaled, call.run.pick(k, wanted), softmax, pos))
         else:  # summed block by block, and the size of a block must be the row's own affair
-            found = [column_sums(q[i], k[i], call.scaling) for i in wanted]
-        sums = dict(zip(wanted, found, strict=True))
+            each = [None] * len(rows) if pos_RHN is None else list(pos_RHN)
+            found = [column_sums(q[i], k[i], call.scaling, softmax, each[i]) for i in wanted]
+        sums = dict(zip(wanted, found if latent is None else [x.mean(0, keepdim=True) for x in found], strict=True))
     for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
         if not need:
             continue
         queries = own(q[i, :, -need.queries :]) if need.queries else None
         mean, cov = _moments(call, row, q[i]) if need.query_moments else (None, None)
-        call.run.stats[call.layer][row] = Stats(sums.get(i), queries, call.scaling, mean, cov)
+        call.run.stats[call.layer][row] = Stats(sums.get(i), queries, call.scaling, mean, cov, softmax)
 
 
 def _moments(call: _Call, row: int, q_QLD: Tensor) -> tuple[Tensor, Tensor]:
-    rope, start = call.run.ropes[call.layer] if call.run.ropes else None, call.run.start(row)
+    rope, start = call.run.query_rope(call.layer), call.run.start(row)
     if rope is None:
         return query_moments(q_QLD)
     positions = torch.arange(start, start + q_QLD.shape[1], device=q_QLD.device)
     return query_moments(rope.unrotate(q_QLD.float(), positions))
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """Masks are built per row from what it stores."""
+def _no_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
+    """Masks are built per row from what it stores. A tensor for mpt, which converts its mask to bool before it is ignored."""
+    return torch.ones(1) if getattr(config, "model_type", None) == "mpt" else None
 
 
 AttentionInterface.register(NAME, attend)

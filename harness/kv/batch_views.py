@@ -59,7 +59,7 @@ class Batch:
         for team in teams:
             team.rows = list(range(len(order), len(order) + len(team.members)))
             order += team.members
-            if lockstep and self.room:
+            if self.room and (lockstep or team.views is not None):  # views that are there must have room, whoever is fed
                 self._show(team, [rows[i] for i in team.members], lengths[team.members[0]])
         return order
 

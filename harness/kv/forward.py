@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.kv.families.latent import Latent
+from harness.kv.families.states import States
 from harness.kv.head_group import Slot
 from harness.kv.rope import LayerRope
-from harness.kv.shape import ModelShape
+from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.teams import Team
-from harness.stages.protocols import Needs, Stats
+from harness.stages.protocols import Needs, Rope, Stats
+from harness.stages.transfers import numbers
 
 Store = Mapping[int, Sequence[Slot]]
 """What one row stores: for each layer, its parts in the order of their heads (none before the first token)."""
@@ -25,7 +28,7 @@ class Forward:
     """One forward of B rows: what each row has stored, how many of its L query tokens are real, what to record.
 
     After the forward, `new` holds the new K and V of all rows, one pair of tensors [B, layers, H, L, D] in the cache dtype for
-    each group of layers, and `stats` what was recorded, as [layer][row].
+    each group of layers, `stats` what was recorded, as [layer][row], and `states` the rows' recurrent states.
     """
 
     shape: ModelShape
@@ -40,17 +43,60 @@ class Forward:
     unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated to their place in the cache
     teams: Sequence[Team] | None = None  # rows that attend in one call, in order; None: those that are alike in a layer
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
-    errors: dict[int, Tensor] = field(default_factory=dict)  # of a layer, [B, 2]: |out - ref|^2, |ref|^2
+    # By the layer's number in the model:
+    against: Mapping[int, Tensor] | None = None  # the output that a single row is compared with, of another forward
+    outputs: dict[int, Tensor] | None = None  # its output, where rows of other forwards are compared with it
+    errors: dict[int, Tensor] = field(default_factory=dict)  # [B, 2]: |out - ref|^2, |ref|^2
     new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     both: dict[int, Tensor] = field(default_factory=dict)  # the same pairs as one tensor [2, ...], where they are one
     stats: dict[int, list[Stats]] = field(default_factory=dict)
-    masks: dict[tuple[int, int, int | None], Tensor | None] = field(default_factory=dict)
+    states: Sequence[States] = ()
+    latents: Sequence[Latent | None] = ()  # of each layer, how what it stores becomes keys and values; None: it is them
+    entering: dict[int, Tensor] = field(default_factory=dict)  # of a layer, the new tokens' latents [B, ..., L, C], as met
+    masks: dict[tuple[int, int, int | None, torch.device], Tensor | None] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
     dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
 
     def __post_init__(self) -> None:
         self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
+
+    def part(self, rows: Sequence[int], outputs: Mapping[int, Mapping[int, Tensor]]) -> Forward:
+        """The same for some rows only, in rising order; nothing is recorded yet.
+
+        outputs: of single rows that were fed, by row and layer, to compare others with. Views are used where their teams are
+        whole.
+        """
+        teams = [team for team in self.teams or () if not set(rows).isdisjoint(team.rows)]
+        whole = self.teams is not None and all(set(rows).issuperset(team.rows) for team in teams)
+        references = None if self.reference is None else [self.reference[row] for row in rows]
+        apart = references is not None and not set(rows).issuperset(references)
+        return Forward(
+            shape=self.shape,
+            groups=self.groups,
+            stores=[self.stores[row] for row in rows],
+            seen=[self.seen[row] for row in rows],
+            lengths=[self.lengths[row] for row in rows],
+            needs=[self.needs[row] for row in rows],
+            kv_dtype=self.kv_dtype,
+            ropes=self.ropes,
+            starts=None if self.starts is None else [self.starts[row] for row in rows],
+            unrotated=None if self.unrotated is None else [self.unrotated[row] for row in rows],
+            teams=[replace(team, rows=[rows.index(row) for row in team.rows]) for team in teams] if whole else None,
+            reference=None if references is None or apart else [rows.index(row) for row in references],
+            against=outputs[references[0]] if references is not None and apart else None,
+            outputs={} if references == list(rows) and len(rows) == 1 else None,
+        )
+
+    def join(self, rows: Sequence[int], part: Forward) -> None:
+        """Take over what a part recorded."""
+        for layer, found in part.stats.items():
+            mine = self.stats.setdefault(layer, [Stats()] * len(self.lengths))
+            for row, one in zip(rows, found, strict=True):
+                mine[row] = one
+        for layer, errors in part.errors.items():
+            self.errors.setdefault(layer, errors.new_zeros(len(self.lengths), 2))[list(rows)] = errors
 
     def keep_new(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Copy a layer's new rows [B, H, L, D], rounded to the cache dtype, beside those of its group; returns what is kept."""
@@ -72,6 +118,21 @@ class Forward:
         k, v = self.new[group]
         return k[:, at], v[:, at]
 
+    def kept_new(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's new rows [B, H, L, D] as they are kept, for a layer that reads its store."""
+        group, at = self.places[layer]
+        k, v = self.new[group]
+        return k[:, at], v[:, at]
+
+    def latent(self, layer: int) -> Latent | None:
+        """How what a layer stores becomes keys and values; None if it stores them."""
+        return self.latents[layer] if self.latents else None
+
+    def query_rope(self, layer: int) -> Rope | None:
+        """The rotation of a layer's queries; None if there is none, or none that can be undone."""
+        rope, latent = self.ropes[layer] if self.ropes else None, self.latent(layer)
+        return rope if rope is None or latent is None else latent.rope(rope)
+
     def rows(self, group: int, row: int) -> tuple[Tensor, Tensor]:
         """A row's new K and V of a group's layers, [layers * H, L, D] with its own L; a view where it can be one."""
         n = self.lengths[row]
@@ -86,23 +147,37 @@ class Forward:
         """Whether the row's keys are stored without rotation."""
         return self.unrotated is not None and self.unrotated[row]
 
-    def mask(self, past: int, length: int, window: int | None) -> Tensor | None:
-        """Bool mask [1, 1, L, past + L] of the causal and sliding-window rule; None where sdpa needs none.
+    def mask(self, past: int, length: int, window: int | None, device: torch.device) -> Tensor | None:
+        """Bool mask [1, 1, L, past + L] of the causal and sliding-window rule, made once; None where sdpa needs none.
 
         Stored rows of a full layer are all older than the queries, so only a window looks at positions; sliding layers
         keep their newest rows, which are contiguous.
         """
-        key = (past, length, window)
+        key = (past, length, window, device)
         if key not in self.masks:
-            query = torch.arange(past, past + length)[:, None]
-            row = torch.arange(past + length)[None]
-            allowed = row <= query
             slides = window is not None and past + length >= window  # stock hands sdpa a mask from here on
+            if not slides and (length == 1 or past == 0):
+                self.masks[key] = None
+                return None
+            query = torch.arange(past, past + length, device=device)[:, None]
+            row = torch.arange(past + length, device=device)[None]
+            allowed = row <= query
             if slides:
                 allowed &= row > query - int(window or 0)
-            plain = not slides and (length == 1 or past == 0)
-            self.masks[key] = None if plain else allowed[None, None]
+            self.masks[key] = allowed[None, None]
         return self.masks[key]
+
+    def in_chunks(self, allowed: Tensor, rows: Sequence[int], past: int, layer: LayerShape) -> Tensor:
+        """A window's mask [1, 1, L, past + L] cut at the chunks of each row's own positions, [R, 1, L, past + L]."""
+        window, n = layer.window or 1, allowed.shape[-1]
+        cut = {}
+        for start in {self.seen[row] % window for row in rows}:
+            key = ("chunks", start, past, n, window, allowed.device)
+            if key not in self.picks:
+                chunk_N = torch.arange(start - past + window, start - past + window + n, device=allowed.device) // window
+                self.picks[key] = allowed & (chunk_N[past:, None] == chunk_N)
+            cut[start] = self.picks[key]
+        return self.picks[key] if len(cut) == 1 else torch.cat([cut[self.seen[row] % window] for row in rows])
 
     def alike(self, layer: int) -> list[Team]:
         """Batch rows whose stores have the same shape in a layer, and as many new tokens: they attend in one call."""
@@ -125,10 +200,7 @@ class Forward:
         """The batch rows `rows` of x; a view where they follow one another."""
         if rows[-1] - rows[0] == len(rows) - 1:  # always in rising order
             return x[rows[0] : rows[0] + len(rows)]
-        key = (*rows, x.device)
-        if key not in self.picks:
-            self.picks[key] = torch.tensor(rows, device=x.device)
-        return x.index_select(0, self.picks[key])
+        return x.index_select(0, numbers(tuple(rows), x.device))
 
 
 CURRENT: ContextVar[Forward] = ContextVar("kv_harness_forward")

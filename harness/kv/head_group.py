@@ -18,6 +18,7 @@ from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads, TokenIndex
 from harness.stages.protocols import LayerView, Stats
 from harness.stages.share.sharing import Bases
+from harness.stages.transfers import numbers
 from harness.types import KV
 
 
@@ -70,13 +71,21 @@ class HeadGroup:
         contiguous = torch.arange(seen - self.n, seen, dtype=torch.int32, device=self.keys.tail_HND.device)
         return contiguous.expand(self.heads.n, self.n)
 
-    def take(self, index_HM: Tensor, seen: int, layers: tuple[int, ...] | None = None, head: int | None = None) -> HeadGroup:
+    def take(
+        self,
+        index_HM: Tensor,
+        seen: int,
+        layers: tuple[int, ...] | None = None,
+        head: int | None = None,
+        ends: tuple[int, int] = (0, 0),
+    ) -> HeadGroup:
         """Copy the tokens index_HM (int64 [H, M]) with their positions and sums, of all heads or some.
 
         layers: only the heads of these layers. head: only this KV head of a single layer, counted from the group's first.
+        ends: how many first and newest tokens are known to be among them.
         """
         layers = layers or self.heads.layers
-        chosen = TokenIndex(index_HM, self._some(layers, head, index_HM.device))
+        chosen = TokenIndex(index_HM, self._some(layers, head, index_HM.device), *ends)
         start, stop = self.heads.start, self.heads.stop
         heads = Heads(layers, start, stop) if head is None else Heads(layers, start + head, start + head + 1)
         pos = chosen.of(self.positions(seen))
@@ -89,8 +98,7 @@ class HeadGroup:
         if layers == self.heads.layers and head is None:
             return None
         starts = [self.slot(layer).start for layer in layers]
-        chosen = [at + h for at in starts for h in (range(self.heads.each) if head is None else [head])]
-        return torch.tensor(chosen, device=device)
+        return numbers(tuple(at + h for at in starts for h in (range(self.heads.each) if head is None else [head])), device)
 
     def rest(self, layers: tuple[int, ...]) -> HeadGroup:
         """All tokens of some of the layers, copied; itself if these are all its layers."""
@@ -98,7 +106,7 @@ class HeadGroup:
             return self
         h = len(layers) * self.heads.each
         every = torch.arange(self.n, device=self.keys.tail_HND.device).expand(h, -1)
-        kept = self.take(every, self.n, layers)
+        kept = self.take(every, self.n, layers, ends=(self.n, self.n))
         return kept if self.pos_HN is not None else replace(kept, pos_HN=None)
 
     def owned(self) -> HeadGroup:
@@ -164,13 +172,25 @@ class Slot(NamedTuple):
         return self.head_group.bases.get(heads.layers[self.at.start // heads.each])
 
 
+def with_new(stored: list[tuple[Spread, slice]], new_RHLD: Tensor) -> Tensor:
+    """Stored rows followed by the new ones, [R, H, N + L, D], decoded to the compute dtype; written once."""
+    if not stored or not stored[0][0].n:
+        return new_RHLD
+    (r, h, length, d), n = new_RHLD.shape, stored[0][0].n
+    out = new_RHLD.new_empty(r, h, n + length, d)
+    for (side, at), one in zip(stored, out, strict=True):
+        side.write_to(one[:, :n], at)
+    out[:, :, n:] = new_RHLD
+    return out
+
+
 def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
     """K, V and positions of `heads`, out of those of all heads of a group of layers."""
     each = len(new.k_HND) // len(group)
     if heads.layers == group and heads.each == each:
         return new
-    index = [group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop)]
-    chosen = torch.tensor(index, device=new.k_HND.device)
+    index = (group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop))
+    chosen = numbers(tuple(index), new.k_HND.device)
     k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
     return KV(k, v, pos)
 

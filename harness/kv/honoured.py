@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from harness.errors import UserError
 from harness.kv.shape import LayerShape
+from harness.stages.softmax import PLAIN, Softmax
 
+SOFTMAX = {"cap": "softcap", "sinks_Q": "s_aux", "alibi": "alibi", "sees": "sees"}  # fields of `Softmax`: names in a call
 # Keyword arguments that our attention implements, or that do not matter to it. Others are refused, not ignored.
-HONOURED = ("dropout", "is_causal", "sliding_window", "position_ids", "cache", "use_cache")
+HONOURED = ("dropout", "is_causal", "sliding_window", "position_ids", "cache", "use_cache", "logits_to_keep", *SOFTMAX.values())
 
 
 def check(
@@ -29,10 +32,41 @@ def check(
     sliding, window = settings.get("sliding_window"), expected.window
     cached = "no window" if window is None else f"a window of {window}"
     refuse(sliding is not None and sliding != window, f"layer {layer} has a window of {sliding}, its cache {cached}")
-    found, configured = (key.shape[1], key.shape[3], value.shape[3]), (expected.heads, expected.d_key, expected.d_value)
+    found, configured = (key.shape[1], key.shape[3], value.shape[3]), expected.attended
     refuse(
         found != configured, f"layer {layer} has (KV heads, key dim, value dim) {found}, its configuration says {configured}"
     )
+
+
+def layer_of(module: torch.nn.Module) -> int:
+    """The number of an attention module's layer in the model; UserError for one that several layers share (zamba)."""
+    number = getattr(module, "layer_idx", None)
+    refuse(
+        not isinstance(number, int) or number < 0, "several of its layers share one attention, which does not know whose it is"
+    )
+    return int(number)  # type: ignore[arg-type]
+
+
+def softmax_of(settings: Mapping[str, Any]) -> tuple[Softmax, dict[str, Any]]:
+    """(the softmax that an attention call asks for, the settings left for sdpa).
+
+    softcap and s_aux are transformers' names (gemma2, gpt_oss); alibi and sees come from `own_attention`.
+    """
+    left = dict(settings)
+    found = {field: left.pop(name, None) for field, name in SOFTMAX.items()}
+    return Softmax(**found) if any(x is not None for x in found.values()) else PLAIN, left
+
+
+def no_moments(model: PreTrainedModel) -> str | None:
+    """Why the attention of future queries cannot be predicted from their mean and covariance, or None."""
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "attn_logit_softcapping", None):
+        return "its scores are soft-capped, and the mean of exp(cap * tanh(s / cap)) over Gaussian queries has no closed form"
+    if config.model_type == "gpt_neo" and "local" in config.attention_layers:
+        return "its local layers cache tokens that no future query of them sees"
+    if getattr(config, "attn_temperature_tuning", None):
+        return "its queries are scaled by their positions"
+    return None
 
 
 def refuse(when: bool, reason: str) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.kv.head_group import HeadGroup
 from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.shared.pair_store import PairStore
 from harness.kv.shared.share_layout import Layout, constants, stored_shape
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
+from harness.stages.heads.uniform_heads import Uniform
 from harness.stages.share.minicache import whole_tokens
 from harness.stages.stack import Stack
 from harness.types import Bytes
@@ -113,7 +115,7 @@ def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -
     """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
     alike = Counter(stored_shape(stack.share, shape).layers).items()
     stored = sum(times * sum(layer_bytes(stack, layer, n, itemsize, seen).values()) for layer, times in alike)
-    return stored + constants(stack.share, shape, itemsize)
+    return stored + constants(stack.share, shape, itemsize) + shape.constant
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,15 @@ class Budget:
 
 
 def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -> int | None:
-    """Tokens per layer and head for a context of `context` tokens (None: all); UserError if the budget is too small."""
+    """Tokens per layer and head for a context of `context` tokens (None: all).
+
+    UserError if the budget is too small, or divided over heads that have no tokens of their own.
+    """
+    if stack.keep is not None and not isinstance(stack.keep.heads, Uniform) and any(one.expanded for one in shape.layers):
+        raise UserError(
+            f"keep.heads={type(stack.keep.heads).__name__} is not possible with this model: all heads of a layer read one "
+            "latent, so that no head can keep tokens of its own; legal is keep.heads=uniform"
+        )
     return stack.budget(context, lambda n: predict(stack, shape, n, itemsize, context))
 
 

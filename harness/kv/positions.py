@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from harness.kv.compat import decoder_of
 from harness.kv.rope import varies_with_length
 
 _CACHED = "max_seq_len_cached"  # attribute: the length that dynamic NTK last computed its angles for
@@ -27,13 +28,16 @@ def learned_positions(model: PreTrainedModel) -> int | None:
         for name, table in decoder.named_modules()
         if isinstance(table, torch.nn.Embedding) and table is not words and ("pos" in name or name.endswith("wpe"))
     ]
+    sizes = [table.num_embeddings for table in tables]
+    # xglm computes its table, but makes it longer by the tokens of one forward only.
+    sizes += [module.weights.shape[0] - module.offset for module in decoder.modules() if hasattr(module, "make_weights")]
     most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return min([table.num_embeddings for table in tables] + ([int(most)] if most else [])) if tables else None
+    return min(sizes + ([int(most)] if most else [])) if sizes else None
 
 
 def moving_rotary(model: PreTrainedModel) -> torch.nn.Module | None:
     """The rotary embedding if its angles depend on the length of the text, else None."""
-    rotary = getattr(model.get_decoder(), "rotary_emb", None)
+    rotary = getattr(decoder_of(model), "rotary_emb", None)
     return rotary if rotary is not None and varies_with_length(model.config.get_text_config(decoder=True)) else None
 
 

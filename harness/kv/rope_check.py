@@ -10,12 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
-from harness.kv.compat import EntryCache, forward
+from harness.kv.compat import EntryCache, device_of, forward
+from harness.kv.families.latent import Latent
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.stages.protocols import Needs
+from harness.stages.transfers import fetched
 
 TOKENS, SHIFT = 6, 7
 NEAR = 0.05  # relative to the largest key: above the error of bf16 layers, below that of a wrong angle
@@ -25,16 +28,22 @@ Ropes = tuple[LayerRope | None, ...]
 
 @torch.inference_mode()
 def checked_ropes(
-    model: PreTrainedModel, shape: ModelShape, groups: Sequence[tuple[int, ...]], ropes: Ropes, irreversible: bool
+    model: PreTrainedModel,
+    shape: ModelShape,
+    groups: Sequence[tuple[int, ...]],
+    ropes: Ropes,
+    cache: Cache | None = None,
+    latents: Sequence[Latent | None] = (),
 ) -> tuple[Ropes, bool]:
-    """(ropes, None for layers without rotation or with one we cannot undo; whether there are layers of the latter kind).
+    """(ropes, None for layers without rotation or with one we cannot undo; whether a layer is found to be of the latter kind).
 
     RoPE attention depends on distances only, so the keys of one text at two start positions differ by their rotation alone:
-    un-rotated they must be equal.
+    un-rotated they must be equal. cache: an empty one that the model takes, where it is not as plain as most.
     """
-    if all(rope is None for rope in ropes) or model.device.type == "meta":  # no weights to run
-        return ropes, irreversible
-    places = torch.arange(TOKENS, device=model.device) + torch.tensor([[0], [SHIFT]], device=model.device)
+    device = device_of(model.get_input_embeddings())
+    if all(rope is None for rope in ropes) or device.type == "meta":  # no weights to run
+        return ropes, False
+    first = torch.arange(TOKENS, device=device)
     run = Forward(
         shape=shape,
         groups=groups,
@@ -44,23 +53,35 @@ def checked_ropes(
         needs=[Needs(), Needs()],
         kv_dtype=torch.float32,
         starts=[0, SHIFT],
+        latents=latents,
     )
     token = CURRENT.set(run)
     try:
-        ids_BL = torch.arange(TOKENS, device=model.device).expand(2, -1)
-        forward(model, ids_BL, places, EntryCache(len(shape.layers)), torch.tensor([-1], device=model.device))
+        forward(
+            model,
+            first.expand(2, -1),
+            torch.stack((first, first + SHIFT)),
+            cache or EntryCache(len(shape.layers)),
+            [TOKENS - 1],
+        )
     finally:
         CURRENT.reset(token)
-    found = []
+    verdicts, irreversible = [], False
     for layer, rope in enumerate(ropes):
         group, at = run.places[layer]
         here, there = run.new[group][0][:, at]
-        still = _near(here, there, here)
-        true = rope is not None and _near(rope.unrotate(here, places[0]), rope.unrotate(there, places[1]), here)
-        found.append(None if still or not true else rope)
-        irreversible |= not still and not true
+        still, places = _near(here, there, here), torch.arange(TOKENS + SHIFT, device=here.device)
+        true = still.new_zeros(())
+        if rope is not None:
+            true = _near(rope.unrotate(here, places[:TOKENS]), rope.unrotate(there, places[SHIFT:]), here)
+        verdicts.append(torch.stack((still, true)))
+    found = []
+    for rope, verdict in zip(ropes, fetched(verdicts), strict=True):
+        still_here, right = verdict.tolist()
+        found.append(None if still_here or not right else rope)
+        irreversible |= not still_here and not right
     return tuple(found), irreversible
 
 
-def _near(a: Tensor, b: Tensor, size: Tensor) -> bool:
-    return bool((a - b).abs().max() <= NEAR * size.abs().max())
+def _near(a: Tensor, b: Tensor, size: Tensor) -> Tensor:
+    return (a - b).abs().max() <= NEAR * size.abs().max()

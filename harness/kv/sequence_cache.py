@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.kv.families.latent import HOLDS, Latent, expanded
+from harness.kv.families.states import States
 from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
@@ -20,7 +23,7 @@ from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.shared.share_layout import Layout
 from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
-from harness.stages.keep import Choice
+from harness.stages.keep import Choice, check_finite
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
 from harness.types import Bytes
@@ -34,8 +37,9 @@ class SequenceCache:
     ropes: RoPE of each layer, None where there is none.
     reading: the context is not complete yet (phase chunked evicts only until then). evicted_at: `seen` at the last eviction.
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
-    length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
-    shares: the layout of a stack that shares.
+    length: tokens of the whole text, if the model's RoPE angles depend on it; else None. shares: the layout under a share.
+    states: recurrent and convolution states of a hybrid's layers; None before the first token.
+    latents: how each layer's latents become keys and values, None where keys and values are stored; () if they are everywhere.
     """
 
     shape: ModelShape
@@ -49,20 +53,15 @@ class SequenceCache:
     evicted_at: int = 0
     even: bool | None = None
     length: int | None = None
+    states: States | None = None
+    latents: tuple[Latent | None, ...] = ()
     shares: Layout | None = None
 
     @classmethod
-    def empty(
-        cls,
-        shape: ModelShape,
-        stack: Stack | None = None,
-        budget: int | None = None,
-        seed: int = 0,
-        ropes: tuple[LayerRope | None, ...] = (),
-    ) -> SequenceCache:
+    def empty(cls, shape: ModelShape, stack: Stack | None = None, budget: int | None = None, seed: int = 0) -> SequenceCache:
         """An empty cache; with a stack, whose budget is already solved, it compresses from the first token on."""
-        stack = stack or Stack()
-        return cls(shape, stack, (), 0, budget, seed, ropes, reading=True, shares=Layout.of(stack.share, shape))
+        layout = Layout.of(stack.share if stack else None, shape)
+        return cls(shape, stack or Stack(), (), 0, budget, seed, reading=True, shares=layout)
 
     @cached_property
     def slots(self) -> dict[int, tuple[Slot, ...]]:
@@ -118,7 +117,8 @@ class SequenceCache:
                 groups += first_groups(self.layout, self.stack, layers, kv, run.dtype, sums=sums)
         windows = (self._window(group) for group in groups)
         groups = [group if w is None else group.newest(w - 1) for group, w in zip(groups, windows, strict=True)]
-        return replace(self, head_groups=tuple(groups), seen=self.seen + run.lengths[member])
+        seen = self.seen + run.lengths[member]
+        return replace(self, head_groups=tuple(groups), seen=seen, states=run.states[member] if run.states else None)
 
     def _unrotates(self, layer: int) -> LayerRope | None:
         """The RoPE to undo before a layer's keys are stored; None if they are stored as they are."""
@@ -128,12 +128,8 @@ class SequenceCache:
         assert rope is not None
         return rope
 
-    def settled(self, run: Forward, member: int) -> SequenceCache:
-        """This cache back at its budget, if its phase evicts after this forward."""
-        return self.evicted(self.choices(run, member))
-
     def choices(self, run: Forward, member: int) -> list[Choice] | None:
-        """The tokens that stay after this forward; None if the phase does not evict now."""
+        """The tokens that stay after this forward; None if the phase does not evict now. `check_finite` is the caller's."""
         if not self._evicts or self.seen - self.evicted_at < self.stack.every:
             return None
         stats = {i: self.layout.stats(i, run.stats[i][member]) for i in self.shape.full_layers}
@@ -154,17 +150,18 @@ class SequenceCache:
         UserError if the budget is too small.
         """
         budget = solved.tokens if solved else solve_budget(stack, self.shape, self.seen, self.itemsize)
-        shares = Layout.of(stack.share, self.shape)
-        out = replace(self, stack=stack, budget=budget, seed=seed, reading=False, shares=shares)
+        out = replace(self, stack=stack, budget=budget, seed=seed, reading=False, shares=Layout.of(stack.share, self.shape))
         if not stack.compresses:
             return out
         if stack.share is not None:
-            stats = [shares.stats(i, one) for i, one in enumerate(stats)]
-            out = replace(out, head_groups=shares.shared(self.head_groups))
+            stats = [out.layout.stats(i, one) for i, one in enumerate(stats)]
+            out = replace(out, head_groups=out.layout.shared(self.head_groups))
         if stack.keeps_state:
             out = replace(out, head_groups=tuple(group.with_sums(stats) for group in out.head_groups))
         if budget is not None:
-            out = out.evicted(out._choose(dict(enumerate(stats)), rotated=True))
+            choices = out._choose(dict(enumerate(stats)), rotated=True)
+            check_finite(choices)
+            out = out.evicted(choices)
         groups = (
             stored(group, self.shape, stack, self.seen, out._unrotates(group.heads.layers[0]), dtype)
             for group in out.head_groups
@@ -179,7 +176,7 @@ class SequenceCache:
         views = [
             head_group_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed
         ]
-        return keep.choose(views, budget)
+        return keep.choose([expanded(view, self.latents) for view in views], budget)
 
     def evicted(self, choices: Sequence[Choice] | None) -> SequenceCache:
         """This cache with the chosen tokens only, in layers that have a Choice; itself if choices is None."""
@@ -191,7 +188,7 @@ class SequenceCache:
             for choice in choices:
                 mine = tuple(layer for layer in choice.layers if layer in group.heads.layers)
                 if mine:
-                    groups.append(group.take(choice.index_HM, self.seen, mine, choice.head))
+                    groups.append(group.take(choice.index_HM, self.seen, mine, choice.head, choice.ends))
                     left = [layer for layer in left if layer not in mine]
             if left:
                 groups.append(group.rest(tuple(left)))
@@ -222,7 +219,8 @@ class SequenceCache:
 
     def bytes(self) -> Bytes:
         """Bytes of all its tensors, including those shared with other caches."""
-        return measure(kind_tensor for group in self.head_groups for kind_tensor in group.tensors())
+        states = (("recurrent", x) for x in (self.states.held if self.states else ()))
+        return measure(chain(states, *(group.tensors() for group in self.head_groups)))
 
     @property
     def _compressed(self) -> list[HeadGroup]:
@@ -245,4 +243,8 @@ class SequenceCache:
 
     def codec_info(self) -> dict[str, Any]:
         """The record's `codec_info`: how keys and values are stored."""
-        return codec_info(self.stack, self.head_groups)
+        found = codec_info(self.stack, self.head_groups)
+        if any(self.latents):
+            for role, held in HOLDS.items():
+                found[role]["holds"] = held
+        return found

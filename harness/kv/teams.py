@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from harness.stages.transfers import numbers
+
 ROOM = 64  # tokens that a view can grow by before it is copied into a larger one
 
 
@@ -40,14 +42,14 @@ class Views:
 
     def of_rows(self, rows: list[int]) -> Views:
         """Those of some of the rows."""
-        chosen = torch.tensor(rows, device=self.stored[0].device)
+        chosen = numbers(tuple(rows), self.stored[0].device)
         return Views(self.layers, [x.index_select(2, chosen) for x in self.stored], self.spare)
 
     def keep(self, index_YRHN: Tensor, room: int) -> None:
         """Copy the tokens index_YRHN of every layer, row and head to the front, with `room` free places behind them."""
         index = torch.nn.functional.pad(index_YRHN, (0, room))
         for i, x in enumerate(self.stored):
-            starts = torch.arange(0, math.prod(x.shape[:4]) * self.room, self.room, device=index.device)
+            starts = torch.arange(0, math.prod(x.shape[:5]), x.shape[4], device=index.device)
             flat = (index + starts.view(*x.shape[:4], 1)).flatten()
             out, size = self.spare, flat.numel() * x.shape[-1]
             if out is None or out.numel() < size:

@@ -72,9 +72,8 @@ class TokenStore:
     def append(self, x_HND: Tensor, heads: Heads | None = None) -> TokenStore:
         """Add tokens to the tail, and encode the oldest of it once the codec says so: the same however calls are chunked."""
         if self.first_HND is not None and (missing := self.codec.sinks - self.n_first):
-            first = torch.cat((self.first_HND, x_HND[:, :missing]), 1)
+            begun = replace(self, first_HND=torch.cat((self.first_HND, x_HND[:, :missing]), 1))
             rest = x_HND[:, missing:].clone()
-            begun = replace(self, first_HND=first)
             return TokenStore.append(begun, rest, heads) if rest.shape[1] else begun
         tail = torch.cat((self.tail_HND, x_HND), 1) if self.tail_HND.shape[1] else x_HND
         ready = self.codec.leaving(tail.shape[1], self.n_encoded)
@@ -148,10 +147,11 @@ class TokenStore:
 
         chosen: the same index, with the heads it is for.
         """
-        n_tail, n_first = int(self.tail_HND.shape[1]), self.n_first
+        n_tail, n_first, m = int(self.tail_HND.shape[1]), self.n_first, index_HM.shape[1]
         if n_tail or n_first:
-            self._check_exact(index_HM, n_first, n_tail)
-            chosen = TokenIndex(index_HM[:, n_first : index_HM.shape[1] - n_tail] - n_first, chosen.heads)
+            if chosen.first < n_first or chosen.newest < n_tail:
+                self._check_exact(index_HM, n_first, n_tail)
+            chosen = TokenIndex(index_HM[:, n_first : m - n_tail] - n_first, chosen.heads, newest=chosen.newest - n_tail)
         decoded = None if self.decoded_HND is None else chosen.of(self.decoded_HND)
         codec = self.codec if chosen.heads is None else self.codec.of_heads(chosen.heads)
         chunks = (_one_copy(self.chunks[0].take(chosen, *self.chunks[1:]), codec),) if self.chunks else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,18 +11,19 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from harness.errors import UserError, require
+from harness.errors import require
 from harness.fields import read_as
 from harness.files.paths import user_path
 from harness.models import sources
 from harness.models.decoding import decoding
+from harness.models.placement import check_map, kind_of_device, usable_device
 from harness.models.random_model import RandomModel
 from harness.models.sources import Wheel
 from harness.models.tokenizer import Tokenizer
-from harness.models.weights import end_ids, load_weights, positions, read_config, usable_device, without_weights
+from harness.models.weights import end_ids, load_weights, positions, read_config, without_weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_NEEDED = {"wheel": "wheel", "path": "path", "hub": "repo", "random": "random"}
+_NEEDED = {"wheel": "wheel", "path": "path", "gguf": "path", "hub": "repo", "random": "random"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,13 @@ class ModelSpec:
 
     Attributes:
         name: label in run ids and plots; by default the last part of the path or repository.
-        source: wheel | path | hub | random.
+        source: wheel | path | gguf | hub | random.
         path, repo, revision, wheel, random: the settings of that source; revision None is the main branch.
         dtype: dtype of weights and computation, float32 | bfloat16 | float16.
         kv_dtype: dtype of the cache; keys and values are rounded to it once.
         device: auto (a CUDA device where there is one) | cpu | cuda[:N] | mps.
-        device_map: transformers' own placement over several devices, for example auto; `device` is then ignored.
+        device_map: how to spread the model over several devices, auto | balanced | balanced_low_0 | sequential, or one device;
+            `device` is then left at auto.
         tokenizer: model (refused below 3.5 characters a token of English) | bytes (one token a byte is fine).
     """
 
@@ -70,16 +71,19 @@ class ModelSpec:
         """
         if self.path:
             folder = user_path(self.path)
-            return (folder.name if folder.name not in ("", "..") else folder.resolve().name) or self.source
+            name = folder.stem if self.source == "gguf" else folder.name
+            return (name if name not in ("", "..") else folder.resolve().name) or self.source
         return Path(self.repo or (self.wheel.package if self.wheel else "")).name or self.source
 
     def check(self) -> None:
         """UserError for what can be checked without fetching or loading: directory, device, placement."""
         if self.source == "path":
             sources.local_directory(str(self.path))
+        if self.source == "gguf":
+            sources.gguf_file(str(self.path))
         usable_device(self.device)
-        if self.device_map is not None and importlib.util.find_spec("accelerate") is None:
-            raise UserError(f"model.device_map={self.device_map!r} is not possible: it needs `pip install accelerate`")
+        if self.device_map is not None:
+            check_map(self.device_map, self.device)
 
     def directory(self, *, weights: bool = True) -> Path:
         """The local transformers directory, fetched and converted if needed; `weights=False` leaves weights on the hub."""
@@ -87,6 +91,8 @@ class ModelSpec:
             return self.wheel.directory()
         if self.source == "random" and self.random:
             return sources.random_directory(self.random)
+        if self.source == "gguf":
+            return sources.gguf_directory(str(self.path))
         if self.source == "hub":
             return sources.hub_directory(str(self.repo), self.revision, weights=weights)
         return sources.local_directory(str(self.path))
@@ -101,7 +107,7 @@ class ModelSpec:
         return positions(self.config())
 
     def identity(self) -> dict[str, str]:
-        """Source, commit or digest, and dtypes, which together fix the model; no weights are loaded."""
+        """Source, commit or digest, dtypes, and the kind of device if it is no CPU, which fix its numbers; loads no weights."""
         return dict(_identity(self))
 
 
@@ -139,7 +145,7 @@ def load(spec: ModelSpec, attn: str = "sdpa") -> LM:
     """
     spec.check()
     directory = spec.directory()
-    if spec.source in ("wheel", "random"):  # they load in a second: no progress bar
+    if spec.source in ("wheel", "gguf", "random"):  # they load in a second: no progress bar
         transformers_logging.disable_progress_bar()
     tokens = _tokenizer(spec, directory, read_config(directory))
     return _lm(spec, tokens, load_weights(directory, _DTYPES[spec.dtype], attn, spec.device, spec.device_map))
@@ -181,6 +187,9 @@ def _identity(spec: ModelSpec) -> Mapping[str, str]:
         found |= sources.random_identity(spec.random)
     elif spec.source == "hub":
         found |= {"repo": str(spec.repo), "revision": spec.directory(weights=False).name}
+    elif spec.source == "gguf":
+        found |= sources.gguf_identity(str(spec.path))
     else:
         found |= sources.local_identity(str(spec.path))
-    return found | {"dtype": spec.dtype, "kv_dtype": spec.kv_dtype}
+    kind = kind_of_device(spec.device, spec.device_map)
+    return found | {"dtype": spec.dtype, "kv_dtype": spec.kv_dtype} | ({} if kind == "cpu" else {"device": kind})

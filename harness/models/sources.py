@@ -22,7 +22,7 @@ from harness.errors import UserError, require
 from harness.files.package_data import cache_root, fetch, once, sha256_of
 from harness.files.paths import user_path
 from harness.files.wheel import inside, pinned
-from harness.models import gguf_model
+from harness.models import gguf_any, gguf_model
 from harness.models.random_model import RandomModel
 
 _FORMAT = 1  # of converted directories; raise it when a conversion writes something else
@@ -89,6 +89,29 @@ def local_identity(path: str) -> dict[str, str]:
     folder = local_directory(path)
     files = sorted({file for pattern in (*_WEIGHTS, *_SMALL_FILES) for file in folder.glob(pattern)})
     return {"path": str(folder.resolve()), "digest": _digest("".join(f"{f.name} {sha256_of(f)}\n" for f in files))}
+
+
+def gguf_file(path: str) -> Path:
+    """A GGUF file; UserError if there is none."""
+    file = user_path(path)
+    require(file.is_file(), "model.path", path, "there is no such file; model=gguf takes a .gguf file")
+    return file
+
+
+def gguf_directory(path: str) -> Path:
+    """The converted directory of a GGUF file, made once and kept in the user cache.
+
+    Raises:
+        UserError: no such file, or an architecture or a tokenizer that cannot be read.
+    """
+    source = gguf_file(path)
+    target = cache_root() / "models" / f"gguf-{sha256_of(source)[:16]}-v{_FORMAT}"
+    return once(target, lambda scratch: gguf_any.convert(source, scratch), f"converting {source.name}")
+
+
+def gguf_identity(path: str) -> dict[str, str]:
+    """The file's name, and the digest of its content."""
+    return {"file": gguf_file(path).name, "digest": sha256_of(gguf_file(path))}
 
 
 def hub_directory(repo: str, revision: str | None, *, weights: bool = True) -> Path:

@@ -11,7 +11,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.errors import UserError, require
+from harness.errors import UserError
+from harness.models.placement import usable_device
 
 _CANNOT_LOAD = (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, SafetensorError, UnpicklingError)
 
@@ -68,23 +69,6 @@ def end_ids(model: Any, of_tokenizer: Sequence[int]) -> tuple[int, ...]:
         ids = getattr(config, "eos_token_id", None)
         found |= set(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
     return tuple(sorted(int(i) for i in found))
-
-
-def usable_device(name: str) -> torch.device:
-    """The device of this name; "auto" is CUDA where there is one. UserError if this machine lacks it."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"model.device={name!r} is not possible: auto, cpu, cuda, cuda:N or mps") from None
-    usable = {
-        "cpu": True,
-        "cuda": torch.cuda.device_count() > (device.index or 0),
-        "mps": torch.backends.mps.is_available(),
-    }
-    require(usable.get(device.type, False), "model.device", name, "this machine has no such device")
-    return device
 
 
 def _first_line(error: BaseException) -> str:

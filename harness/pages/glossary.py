@@ -74,6 +74,11 @@ FLAGS: dict[str, Entry] = {
         "values are rounded as the codec would, but not stored packed",
         "The score yes; the bytes are computed, not measured",
     ),
+    "reach": Entry(
+        "within reach",
+        "the share of the full cache's bytes that stacks act on; recurrent states and windows are the same in every arm",
+        "Yes; no ratio of this model can fall below the rest",
+    ),
     "not discriminative": Entry(
         "not discriminative", "the full cache itself scores at chance", "No: equal scores say nothing about the stacks"
     ),

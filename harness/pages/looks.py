@@ -32,6 +32,7 @@ KIND_LOOKS: dict[str, tuple[str, str]] = {
     "tail": ("#56B4E9", "\\"),
     "positions": ("#009E73", "x"),
     "state": ("#D55E00", "."),
+    "recurrent": ("#F0E442", "|"),
     "padding": ("#9AA0A6", "-"),
     "scratch": ("#CC79A7", "+"),
 }

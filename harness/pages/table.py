@@ -127,7 +127,7 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
 
 def _notes(group: pd.DataFrame) -> list[str]:
     """What the labels of this table mean, then what a reader of its points has to know; points with one note share a line."""
-    lines = [entry.text for entry in _met(group)]
+    lines = [*_reach(group), *(entry.text for entry in _met(group))]
     notes: dict[str, list[str]] = defaultdict(list)
     for row in rows_of(group):
         if pd.notna(row["score_later"]):
@@ -136,6 +136,12 @@ def _notes(group: pd.DataFrame) -> list[str]:
         for problem in problems(row):
             notes[problem].append(row["label"])
     return lines + [f"{_names(labels)}: {note}" for note, labels in notes.items()]
+
+
+def _reach(group: pd.DataFrame) -> list[str]:
+    """Which share of the bytes compression can reach, where that is not all of them."""
+    reach = group["reach"].mean()
+    return [f"{share_text(reach)} {glossary.FLAGS['reach'].text}"] if reach < 1 else []
 
 
 def _met(group: pd.DataFrame) -> Iterator[glossary.Entry]:

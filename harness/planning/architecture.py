@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.errors import UserError
 from harness.files.paths import CONF
-from harness.kv.compat import shape_of
+from harness.kv.compat import shape_without_model
 from harness.kv.shape import ModelShape
 from harness.models.weights import positions
 
@@ -46,7 +46,7 @@ def named(name: str) -> Architecture:
     """A model of conf/dimensions; UserError where its cache is not supported."""
     found: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))  # type: ignore[assignment]
     config = built(found["config"])
-    return Architecture(name, shape_of(config), int(found["parameters"]), positions(config), str(found["source"]))
+    return Architecture(name, shape_without_model(config), int(found["parameters"]), positions(config), str(found["source"]))
 
 
 def built(dimensions: Mapping[str, Any]) -> Any:
@@ -61,7 +61,7 @@ def built(dimensions: Mapping[str, Any]) -> Any:
 
 def of_config(name: str, config: Any, source: str) -> Architecture:
     """A model by its transformers config."""
-    return Architecture(name, shape_of(config), count(config), positions(config), source)
+    return Architecture(name, shape_without_model(config), count(config), positions(config), source)
 
 
 def count(config: Any) -> int:

@@ -20,20 +20,20 @@ class TokenIndex:
     """Sorted indices index_HM of M tokens of each of H heads, applied to tensors [H', N, ...].
 
     An index may run over two tensors, an older and a newer one behind it. heads: which of a tensor's H' heads the H heads are;
-    None for all. Applied as one index_select over (head, token), which copies whole vectors (faster than a gather).
+    None for all. first, newest: how many first and newest tokens are known to be among the M of every head; looking would make
+    the host wait. Applied as one index_select over (head, token), which copies whole vectors (faster than a gather).
     """
 
-    def __init__(self, index_HM: Tensor, heads: Tensor | None = None) -> None:
-        self.index_HM, self.heads = index_HM, heads
+    def __init__(self, index_HM: Tensor, heads: Tensor | None = None, first: int = 0, newest: int = 0) -> None:
+        self.index_HM, self.heads, self.first, self.newest = index_HM, heads, first, newest
         self._flat: dict[tuple[int, bool], Tensor] = {}
-        self._whole: dict[tuple[int, int], bool] = {}
 
     def of(self, old: Tensor, new: Tensor | None = None) -> Tensor:
         """The chosen tokens of old [H', N, ...] and, behind it, new [H', L, ...], as a copy [H, M, ...].
 
-        Fast if all new tokens stay, as they mostly do.
+        Fast if all new tokens are known to stay, as they mostly are.
         """
-        if new is not None and not self._keeps_all(old.shape[1], new.shape[1]):
+        if new is not None and new.shape[1] > self.newest:
             old, new = torch.cat((old, new), 1), None
         out = (
             old.flatten(0, 1)
@@ -55,13 +55,6 @@ class TokenIndex:
             starts = _starts(len(index), n, index.device) if self.heads is None else self.heads[:, None] * n
             self._flat[key] = (index + starts).flatten()
         return self._flat[key]
-
-    def _keeps_all(self, n: int, length: int) -> bool:
-        """Whether every head keeps all `length` tokens behind the first n, so that they need no index."""
-        if (n, length) not in self._whole:
-            first = self.index_HM[:, -length] if length <= self.index_HM.shape[1] else self.index_HM.new_full((1,), -1)
-            self._whole[n, length] = bool((first == n).all())
-        return self._whole[n, length]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -14,6 +14,16 @@ from harness.stages.budget import Amount
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
 from harness.stages.protocols import HeadBudget, LayerBudget, LayerView, Needs, Scorer
+from harness.stages.transfers import fetched
+
+
+@dataclass(frozen=True, eq=False)
+class Finite:
+    """Whether the scores of each of these layers are all finite, bool [L]: on the device until somebody looks."""
+
+    scorer: str
+    layers: tuple[int, ...]
+    fine_L: Tensor
 
 
 @dataclass(frozen=True)
@@ -22,12 +32,25 @@ class Choice:
 
     layers, head: all heads of these layers (head None), or one head of one layer.
     share: the layer's budget in tokens per head, which its heads may divide unevenly.
+    ends: how many first and newest tokens are known to be among those that stay.
+    finite: of the scores that it was made by; a choice is worth nothing before `check_finite` has looked at it.
     """
 
     layers: tuple[int, ...]
     head: int | None
     index_HM: Tensor
     share: int = 0
+    ends: tuple[int, int] = (0, 0)
+    finite: Finite | None = None
+
+
+def check_finite(choices: Iterable[Choice]) -> None:
+    """ValueError where a scorer returned a score that is not finite. One look for many choices: it makes the host wait."""
+    made = list({id(one.finite): one.finite for one in choices if one.finite is not None}.values())
+    for finite, fine_L in zip(made, fetched([one.fine_L for one in made]), strict=True):
+        if not bool(fine_L.all()):
+            layer = finite.layers[int(fine_L.int().argmin())]
+            raise ValueError(f"keep.scorer={finite.scorer} returned a score that is not finite in layer {layer}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +104,7 @@ class Keep:
         """The kept tokens of every layer that holds more than its budget; layers without a Choice keep all.
 
         A view is of one layer, or of several that hold equally many tokens. Scorer and layer budget each get copies of the
-        statistics in their own `needs`.
+        statistics in their own `needs`. Whether the scores were finite is still to be looked at: `check_finite`.
         """
         needs = getattr(self.layers, "needs", Needs())
         singles = sorted((one.seen_by(needs) for view in views for one in view.layers), key=lambda one: one.layer)
@@ -99,7 +122,7 @@ class Keep:
             scores_LHN = self._scores(view.seen_by(self.scorer.needs))
             for most, members in alike.items():  # layers with the same budget are sorted together
                 whole = len(members) == len(scores_LHN)
-                some_LHN = scores_LHN if whole else scores_LHN[torch.tensor(members, device=scores_LHN.device)]
+                some_LHN = scores_LHN if whole else torch.stack([scores_LHN[k] for k in members])
                 chosen += self._select([view.layers[k] for k in members], some_LHN, most)
         return chosen
 
@@ -123,7 +146,8 @@ class Keep:
             if scores_HN.shape != one.pos_HN.shape:
                 expected, shape = tuple(one.pos_HN.shape), tuple(scores_HN.shape)
                 raise ValueError(f"keep.scorer={name} returned scores of shape {shape}, not [H, N] = {expected}")
-            found.append(scores_HN.float())
+            scores_HN = scores_HN.float()
+            found.append(scores_HN.mean(0, keepdim=True) if one.shared else scores_HN)
         scores_HN = found[0] if len(found) == 1 else torch.cat(found)
         scores_LHN: Tensor = scores_HN.unflatten(0, (len(view.layers), -1))  # type: ignore[no-untyped-call]
         return scores_LHN
@@ -133,9 +157,9 @@ class Keep:
         n = scores_LHN.shape[-1]
         stop = n - recent
         scores_LHM = scores_LHN[..., sinks:stop]
-        if not bool((scores_LHM - scores_LHM == 0).all()):  # neither infinite nor not a number
-            layer = views[int(torch.isfinite(scores_LHM).flatten(1).all(1).int().argmin())].layer
-            raise ValueError(f"keep.scorer={type(self.scorer).__name__} returned a score that is not finite in layer {layer}")
+        layers, ends = tuple(view.layer for view in views), (sinks, recent)
+        fine_L = (scores_LHM - scores_LHM == 0).flatten(1).all(1)  # neither infinite nor not a number
+        finite = Finite(type(self.scorer).__name__, layers, fine_L)
         order_LHM = scores_LHM.argsort(dim=-1, descending=True, stable=True)
         first, last = _places(0, sinks, order_LHM.device), _places(stop, n, order_LHM.device)
 
@@ -146,9 +170,9 @@ class Keep:
         free = tokens - sinks - recent
         counts = [self.heads.split(free, scores_HM, view.layer) for view, scores_HM in zip(views, scores_LHM, strict=True)]
         if len({count for layer in counts for count in layer}) == 1:
-            return [Choice(tuple(view.layer for view in views), None, kept(order_LHM, counts[0][0]).flatten(0, 1), tokens)]
+            return [Choice(layers, None, kept(order_LHM, counts[0][0]).flatten(0, 1), tokens, ends, finite)]
         return [
-            Choice((view.layer,), h, kept(order_HM[h : h + 1], count), tokens)
+            Choice((view.layer,), h, kept(order_HM[h : h + 1], count), tokens, ends, finite)
             for view, order_HM, layer in zip(views, order_LHM, counts, strict=True)
             for h, count in enumerate(layer)
         ]

@@ -13,6 +13,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from harness.stages.softmax import PLAIN, Softmax
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -48,6 +50,7 @@ class Stats:
     scaling: float = 1.0  # factor of q.k in attention, mostly D ** -0.5
     query_mean_QD: Tensor | None = None
     query_cov_QDD: Tensor | None = None
+    softmax: Softmax = PLAIN  # what the layer's softmax has besides scaled q.k
 
     def tensors(self) -> list[Tensor]:
         """Everything recorded."""
@@ -61,12 +64,13 @@ class Stats:
             self.scaling,
             self.query_mean_QD if needs.query_moments else None,
             self.query_cov_QDD if needs.query_moments else None,
+            self.softmax,
         )
 
     def copied(self) -> Stats:
         """Copies that may be written to."""
         sums, queries, mean, cov = (None if t is None else t.clone() for t in self._fields())
-        return Stats(sums, queries, self.scaling, mean, cov)
+        return Stats(sums, queries, self.scaling, mean, cov, self.softmax)
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +88,7 @@ class Stats:
             return first
         columns = zip(*(one._fields() for one in layers), strict=True)
         sums, queries, mean, cov = (None if c[0] is None else torch.cat([t for t in c if t is not None]) for c in columns)
-        return Stats(sums, queries, first.scaling, mean, cov)
+        return Stats(sums, queries, first.scaling, mean, cov, Softmax.join([one.softmax for one in layers]))
 
 
 class Rope(Protocol):
@@ -104,6 +108,8 @@ class LayerView:
     """One layer as a scorer sees it: decoded keys and values in position order, and the statistics it declared in `needs`.
 
     All tensors are copies: the scorer may write to them.
+    shared: its heads share one set of tokens, as they read one latent. They are one query group: attention and column sums are
+    means over all of them, and so is what a scorer returns.
     A scorer with `joint = True` may get several layers that hold equally many tokens in one view, concatenated along the heads;
     `each` are then the views of the single layers.
     """
@@ -117,6 +123,7 @@ class LayerView:
     seed: int = 0  # of the example, for scorers that draw random numbers
     rope: Rope | None = None  # None if the model has no rotary positions
     each: tuple[LayerView, ...] = ()
+    shared: bool = False
 
     def seen_by(self, needs: Needs) -> LayerView:
         """The view for one stage: with copies of the statistics in `needs`, and no others."""
@@ -130,8 +137,9 @@ class LayerView:
 
     @property
     def alike(self) -> bool:
-        """Whether all its layers have the same RoPE and attention scale, so that one call can score them."""
-        return len({(id(one.rope), one.stats.scaling) for one in self.layers}) == 1
+        """Whether all its layers have the same RoPE, attention scale and kind of softmax, so that one call can score them."""
+        kinds = {(id(one.rope), one.stats.scaling, one.stats.softmax.kind) for one in self.layers}
+        return not self.shared and len(kinds) == 1
 
     @property
     def n(self) -> int:
@@ -161,8 +169,10 @@ class LayerView:
         s_HGWN = torch.einsum("hgwd,hnd->hgwn", q_HGWD, k_HND) * self.stats.scaling
         q_pos_W = torch.arange(self.seen - w, self.seen, device=k_HND.device)
         hidden_HWN = self.pos_HN[:, None, :] > q_pos_W[None, :, None]
-        s_HGWN = s_HGWN.masked_fill(hidden_HWN[:, None], float("-inf"))
-        return s_HGWN.softmax(-1).mean(1)
+        beyond = self.stats.softmax.hidden(self.pos_HN, q_pos_W)
+        hidden_HGWN = hidden_HWN[:, None] if beyond is None else hidden_HWN[:, None] | beyond
+        a_HWN = self.stats.softmax.weights(s_HGWN, self.pos_HN, hidden_HGWN).mean(1)
+        return a_HWN.mean(0, keepdim=True).repeat(h, 1, 1) if self.shared else a_HWN
 
 
 class Scorer(Protocol):

@@ -21,6 +21,17 @@ def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(y.to(x.dtype) > x, torch.nextafter(y, torch.full_like(y, float("-inf"))), y)
 
 
+def divide_up(x: Tensor, by: float) -> Tensor:
+    """The smallest fp32 value that is >= x / by, exactly, in fp32 alone: not every device has float64.
+
+    x: fp32, 0 or more. by: a number of at most 12 significant bits.
+    """
+    y = x / by
+    high = (y.view(torch.int32) & -4096).view(torch.float32)  # its first 12 bits: both products below are exact
+    short = (high * by - x) + (y - high) * by < 0
+    return torch.where(short, torch.nextafter(y, torch.full_like(y, float("inf"))), y)
+
+
 def clamp_to_range(x: Tensor, dtype: torch.dtype | None = None) -> None:
     """Clamp decoded values in place to the range of float16, if `dtype` (or that of x) is float16.
 

@@ -51,6 +51,7 @@ PAIRS = ("k2v4", "k2token")
 LONG = ("window 256 tokens", "streaming 256 tokens")
 REFERENCES: dict[str, tuple[Run, ...]] = {
     "needle-smollm2": (Run("harness task.per_cell=8 'stacks=[int8,int4,streaming,sink_h2o_int8,snapkv,tova,knorm]'", POINTS),),
+    "needle-gemma3-270m": (Run("harness model=gguf model.path=gemma-3-270m-q4_k_m.gguf limit=10", POINTS),),
     "docqa-smollm2": (
         Run("harness task=docqa compress=int4", POINTS),
         Run("harness task=docqa task.baseline=no_context compress=full", ("points.csv",), "no_context_"),

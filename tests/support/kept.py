@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from harness.stages.keep import Keep
+from harness.stages.keep import Keep, check_finite
 from harness.stages.protocols import LayerView
 
 NOISE = 2e-5  # relative to the largest score: fp32 sums of up to a thousand weights
@@ -35,7 +35,9 @@ def kept_tokens(keep: Keep, views: Sequence[LayerView], tokens: int) -> list[lis
     found: dict[int, list[Tensor]] = {}
     distinct = len({view.layer for view in views}) == len(views)
     numbered = list(views) if distinct else [replace(view, layer=i) for i, view in enumerate(views)]
-    for choice in keep.choose(numbered, tokens):
+    chosen = keep.choose(numbered, tokens)
+    check_finite(chosen)
+    for choice in chosen:
         split = choice.index_HM.chunk(len(choice.layers))
         for layer, index in zip(choice.layers, split, strict=True):
             found.setdefault(layer, []).append(index)

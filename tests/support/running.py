@@ -42,5 +42,6 @@ def on_disk(folder: Path, settings: PretrainedConfig, model: PreTrainedModel | N
     folder.mkdir(parents=True)
     (model or build(settings, "sdpa")).save_pretrained(folder)
     settings.save_pretrained(folder)
-    byte_tokenizer(int(settings.get_text_config().max_position_embeddings)).save_pretrained(folder)
+    most = getattr(settings.get_text_config(), "max_position_embeddings", None) or 1024  # bloom's biases have no end
+    byte_tokenizer(int(most)).save_pretrained(folder)
     return "model=local", f"model.path={folder}", "model.tokenizer=bytes", "model.device=cpu"

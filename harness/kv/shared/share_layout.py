@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.kv.head_group import HeadGroup, Slot
 from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.token_store import TokenStore
@@ -40,6 +41,11 @@ class Layout:
         """
         if share is None:
             return cls(shape)
+        if any(shape.layers[i].expanded for i in shape.full_layers):
+            raise UserError(
+                f"compress.share={type(share).__name__} is not possible with this model: what a layer with latent attention "
+                "stores is one head, which only its own matrices expand; legal is share=null"
+            )
         owners: dict[int, int] = {}
         pairs: tuple[tuple[int, int], ...] = ()
         for layers in _alike(shape):
@@ -177,7 +183,7 @@ def stored_shape(share: Share | None, shape: ModelShape) -> ModelShape:
             layer = replace(layer, unmerged=share.unmerged)
         if i not in upper:
             layers.append(replace(layer, heads=layer.heads // layout.times.get(i, 1)))
-    return replace(shape, layers=tuple(layers))
+    return replace(shape, layers=tuple(layers), numbers=(), readers=())
 
 
 def constants(share: Share | None, shape: ModelShape, itemsize: int) -> int:

@@ -13,7 +13,7 @@ from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Calibration, Limits
-from harness.stages.rounding import clamp_to_range, round_up
+from harness.stages.rounding import clamp_to_range, divide_up
 
 AXES = ("channel", "head", "tensor")
 SCALES = ("unit", "frozen", "calibrated")
@@ -96,7 +96,7 @@ class FixedScale(Codec):
             raise UserError(f"codec {self.name} has no calibration table; scale=frozen needs none")
         else:
             limit_HD = self.limits.of(heads, x_HND.shape[2])
-        return replace(self, scale_HC=self._scales(limit_HD.cpu().double(), len(heads.layers)).to(x_HND.device))
+        return replace(self, scale_HC=self._scales(limit_HD, len(heads.layers)).to(x_HND.device))
 
     def of_heads(self, heads: Tensor) -> FixedScale:
         """The scales of some of its heads."""
@@ -107,8 +107,9 @@ class FixedScale(Codec):
         if self.axis == "tensor":
             by_layer = limit_HC.view(layers, -1)
             limit_HC = by_layer.amax(1, keepdim=True).expand_as(by_layer).reshape(-1, 1)
-        scale = round_up(limit_HC / self.top, torch.float32)
-        return scale.clamp(min=TINY)  # a channel of zeros: later non-zero elements are clamped and counted
+        return divide_up(limit_HC, self.top).clamp(
+            min=TINY
+        )  # a channel of zeros: later non-zero elements are clamped and counted
 
     def encode(self, x_HND: Tensor) -> Encoded:
         x, shared = x_HND.float(), {}

@@ -8,10 +8,12 @@ from fractions import Fraction
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from harness.errors import require
 from harness.stages.apportion import apportion
 from harness.stages.protocols import LayerBudget, LayerView, Needs
+from harness.stages.transfers import fetched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +57,16 @@ class Entropy(LayerBudget):
         each = tokens - protected
         if each < 1 or any(view.n <= tokens for view in views):
             return [tokens] * len(views)
-        weights = [Fraction(self._entropy(view)) for view in views]
+        weights = [Fraction(float(one.double().mean())) for one in fetched([self._entropies(view) for view in views])]
         own = Fraction(str(self.floor)) * each
         room = [Fraction(view.n - protected) for view in views]
         extra = _fill([r - own for r in room], weights, (each - own) * len(views))
         return [share + protected for share in apportion([own + x for x in extra], len(views) * each)]
 
-    def _entropy(self, view: LayerView) -> float:
-        weights_HWN = view.window_attention(self.window)
-        return float(torch.special.entr(weights_HWN).sum(-1).double().mean())
+    def _entropies(self, view: LayerView) -> Tensor:
+        """In nats, of every KV head and query, [H, W] fp32; their mean is the host's work: not every device has float64."""
+        found: Tensor = torch.special.entr(view.window_attention(self.window)).sum(-1)
+        return found
 
 
 def _fill(room: Sequence[Fraction], weights: Sequence[Fraction], total: Fraction) -> list[Fraction]:

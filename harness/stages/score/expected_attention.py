@@ -18,7 +18,8 @@ class ExpectedAttention(Scorer):
 
     Queries before rotation are modelled as N(m, C), with mean m and covariance C of all queries of the forward. R is the
     rotation matrix averaged over the next `future` positions and s the attention scale:
-    z_j = s (R m)^T k_j + s^2 / 2 k_j^T (R C R^T) k_j; a = softmax_j(z), averaged over a query group;
+    z_j = s (R m)^T k_j + s^2 / 2 k_j^T (R C R^T) k_j; a = softmax_j(z), with the layer's learned sinks and position biases if
+    it has any, averaged over a query group;
     score_j = (a_j + epsilon) * ||v_j||_2.
 
     Differs from the paper: it takes ||W_o v_j||_2, and W_o is not available to a scorer.
@@ -49,7 +50,8 @@ class ExpectedAttention(Scorer):
         mean_HGD, cov_HGDD = mean_QD.view(h, -1, d), cov_QDD.view(h, -1, d, d)
         first_HGN = scale * mean_HGD @ view.k_HND.mT
         second_HGN = scale**2 / 2 * ((view.k_HND[:, None] @ cov_HGDD) * view.k_HND[:, None]).sum(-1)
-        a_HN = (first_HGN + second_HGN).softmax(-1).mean(1)
+        z_HG1N = (first_HGN + second_HGN)[..., None, :]
+        a_HN = view.stats.softmax.weights(z_HG1N, view.pos_HN, None)[..., 0, :].mean(1)
         norms_HN: Tensor = torch.linalg.vector_norm(view.v_HND, dim=-1)
         return (a_HN + self.epsilon) * norms_HN
 

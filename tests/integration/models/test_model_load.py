@@ -18,7 +18,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 from transformers import GenerationConfig
 
+from harness.engine.answers import Ask
+from harness.engine.engine import Engine
 from harness.errors import UserError
+from harness.kv.attention import NAME
 from harness.models.load import ModelSpec, load
 from harness.models.random_model import RandomModel
 
@@ -50,10 +53,11 @@ def logits(spec: ModelSpec) -> torch.Tensor:
 
 
 def test_every_model_of_the_conf_tree_is_a_valid_spec() -> None:
-    needs = {"local": {"path": "some/dir"}, "hub": {"repo": "org/some-model"}}
+    needs = {"local": {"path": "some/dir"}, "gguf": {"path": "some/model.q4.gguf"}, "hub": {"repo": "org/some-model"}}
     specs = {file.stem: configured(file.stem, **needs.get(file.stem, {})) for file in sorted(MODELS.glob("*.yaml"))}
     assert {name for name in specs if specs[name].name == name} == {"smollm2", "tiny_llama"} | HUB_MODELS
     assert specs["local"].name == "dir"
+    assert specs["gguf"].name == "model.q4"
     assert specs["hub"].name == "some-model"
     assert all(hash(spec) == hash(replace(spec)) for spec in specs.values())
 
@@ -151,7 +155,7 @@ def test_a_faulty_directory_is_known_before_anything_is_loaded(directory: Path) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"source": "web"}, r"model\.source='web' .* wheel, path, hub, random"),
+        ({"source": "web"}, r"model\.source='web' .* wheel, path, gguf, hub, random"),
         ({"source": "path", "path": None}, r"model\.path=None .* source path needs it"),
         ({"source": "hub", "repo": ""}, r"model\.repo=''"),
         ({"dtype": "int8"}, r"model\.dtype='int8' .* float32, bfloat16, float16"),
@@ -168,6 +172,37 @@ def test_a_wrong_value_names_its_key(changes: dict[str, Any], says: str) -> None
 def test_a_device_that_is_not_there_is_known_before_loading(device: str, says: str) -> None:
     with pytest.raises(UserError, match=f"model.device='{device}' .* {says}"):
         replace(configured("tiny_llama"), device=device).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"device_map": "everywhere"}, "auto, balanced, balanced_low_0, sequential, cpu, cuda"),
+        ({"device_map": "cuda:63"}, "no such device"),
+        ({"device_map": "auto", "device": "cpu"}, "with model.device='cpu': .* give one of the two"),
+    ],
+)
+def test_a_device_map_that_cannot_be_is_known_before_loading(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=f"model.device_map='{changes['device_map']}' is not possible.*{says}"):
+        replace(configured("tiny_llama"), **changes).check()
+
+
+@pytest.mark.parametrize("device_map", ["auto", "cpu"])
+def test_a_device_map_places_the_model_and_answers_are_the_same(device_map: str) -> None:
+    found = []
+    for spec in (configured("tiny_llama"), replace(configured("tiny_llama"), device_map=device_map)):
+        lm = load(spec, NAME)
+        engine = Engine(lm.model, lm.kv_dtype)
+        prefix = engine.prefill(range(3, 60))
+        found.append(engine.answer([Ask(row=prefix.row, held=[5, 6], max_new=8)])[0].ids)
+    assert found[0] == found[1]
+
+
+def test_the_kind_of_device_is_part_of_what_a_model_is() -> None:
+    plain = configured("tiny_llama", device="cpu")
+    assert "device" not in plain.identity()
+    for changes in ({"device": "cuda"}, {"device": "cuda:1"}, {"device": "auto", "device_map": "cuda:0"}):
+        assert replace(plain, **changes).identity() == plain.identity() | {"device": "cuda"}
 
 
 def test_a_shape_that_cannot_be_is_refused() -> None:

@@ -24,7 +24,7 @@ READMES = [
     )
     if p.is_file()
 ]
-MODULES = {"report", "status", "verify", "lm_eval", "calibrate.retrieval_heads"}
+MODULES = {"report", "status", "verify", "families", "lm_eval", "calibrate.retrieval_heads"}
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:

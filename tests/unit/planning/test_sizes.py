@@ -21,7 +21,7 @@ from harness.stages.stack import Stack
 ONE = ModelShape((LayerShape(32, 128, 128),), 32)
 
 
-@pytest.mark.parametrize(("model", "nbytes"), [("llama2_7b", 524_288), ("llama2_70b", 327_680)])
+@pytest.mark.parametrize(("model", "nbytes"), [("llama2_7b", 524_288), ("llama2_70b", 327_680), ("deepseek_v3", 70_272)])
 def test_a_token_takes_what_the_papers_say(model: str, nbytes: int) -> None:
     assert size(Stack(), named(model).shape, 1, 2).high == nbytes
 

@@ -1,0 +1,1 @@
+"""Which model families are measured rightly: each one is built tiny and tried against transformers itself."""

@@ -1,0 +1,29 @@
+"""Numbers to a device and back in as few copies as possible: each one makes the host wait for all that it has launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+@lru_cache(maxsize=4096)
+def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """These numbers as an int64 index; sent once, for the same ones are asked for in every step. Never written to."""
+    return torch.tensor(values, device=device)
+
+
+def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors on the host, in order, with one copy for each device and dtype among them; those of the host as they are."""
+    found = list(tensors)
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, x in enumerate(tensors):
+        if x.device.type != "cpu":
+            kinds.setdefault((x.device, x.dtype), []).append(i)
+    for places in kinds.values():
+        joined = torch.cat([tensors[i].reshape(-1) for i in places]).cpu()
+        for i, x in zip(places, joined.split([tensors[i].numel() for i in places]), strict=True):  # type: ignore[no-untyped-call]
+            found[i] = x.view(tensors[i].shape)
+    return found
