@@ -168,10 +168,8 @@ def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build
 def _check_calibration(arms: Sequence[Arm]) -> None:
     """Calibration text that cannot be had ends the run before the model loads."""
     for arm in arms:
-        share = arm.stack.share.calibration if arm.stack.share else None
-        for wanted in (arm.stack.keys.calibration, arm.stack.values.calibration, share):
-            if wanted is not None:
-                wanted.corpus.documents()
+        for wanted in arm.stack.calibrations:
+            wanted.corpus.documents()
 
 
 def _calibrated(arm: Arm, engine: Engine, lm: LM) -> Arm:

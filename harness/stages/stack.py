@@ -17,6 +17,7 @@ from harness.stages.codec.exact import Exact
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
+from harness.stages.limits import Calibration
 from harness.stages.protocols import Needs
 from harness.stages.share import share_rules
 from harness.stages.share.sharing import Share
@@ -107,6 +108,12 @@ class Stack:
     def needs(self) -> Needs:
         """Statistics to record while the context is read."""
         return self.keep.needs if self.keep else Needs()
+
+    @property
+    def calibrations(self) -> list[Calibration]:
+        """The texts on which its parts are measured before anything is stored."""
+        parts = [self.keys, self.values, *([self.share] if self.share else [])]
+        return [part.calibration for part in parts if part.calibration is not None]
 
     @property
     def evicts_steps(self) -> bool:
