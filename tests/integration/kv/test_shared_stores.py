@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from harness.engine.engine import Engine
 from harness.errors import UserError
@@ -27,6 +26,7 @@ from harness.stages.share.sharing import Measured, Share
 from harness.stages.share.upper_layers import UpperLayers
 from harness.stages.stack import Stack
 from tests.support import conf_tree, share_oracles, tiny_models
+from tests.support.changed_reference import Changed
 from tests.support.masked_reference import NAME as REFERENCE
 from tests.support.masked_reference import MaskedCache
 from tests.support.repeated_heads import with_repeated_heads
@@ -43,25 +43,6 @@ SHARES: dict[str, tuple[Share, Callable[[int], share_oracles.Rule]]] = {
     "yoco": (UpperLayers(), lambda heads: share_oracles.read_from({2: 1})),
     "minicache": (MiniCache(start=0.3), lambda heads: share_oracles.minicache([(0, 1)], 0.6, 0.05)),
 }
-
-
-class Changed(MaskedCache):
-    """A full cache of which later tokens read what a rule makes of the rows of each forward."""
-
-    def __init__(self, model: PreTrainedModel, windows: list[int | None], rule: share_oracles.Rule) -> None:
-        super().__init__(model, windows)
-        self.rule = rule
-
-    def feed(self, tokens: Any, kept: Any) -> Tensor:
-        before = self.seen
-        logits = super().feed(tokens, kept)
-        for side in ("keys", "values"):
-            rows = [getattr(layer, side)[0, :, before:] for layer in self.cache.layers]
-            for layer, new in zip(self.cache.layers, self.rule(rows, before), strict=True):
-                whole = getattr(layer, side).clone()
-                whole[0, :, before:] = new
-                setattr(layer, side, whole)
-        return logits
 
 
 def worst(engine: Engine, stack: Stack, reference: MaskedCache, context: int = CONTEXT) -> float:
