@@ -41,8 +41,9 @@ def size(stack: Stack, shape: ModelShape, context: int, itemsize: int, new: int 
         UserError: the budget is too small for this context.
     """
     budget = solve_budget(stack, shape, context, itemsize)
-    low = high = Fraction(constants(stack.share, shape, itemsize))
-    kinds: Counter[str] = Counter({"metadata": int(low)} if low else {})
+    fixed = {"recurrent": shape.constant, "metadata": constants(stack.share, shape, itemsize)}
+    kinds: Counter[str] = Counter({kind: count for kind, count in fixed.items() if count})
+    low = high = Fraction(sum(fixed.values()))
     shape = stored_shape(stack.share, shape)
     open_layers: list[tuple[LayerShape, Held]] = []
     windows = [(layer, Held((0,) * layer.heads)) for layer in shape.layers if layer.window is not None]
