@@ -112,8 +112,8 @@ class Stack:
     @property
     def calibrations(self) -> list[Calibration]:
         """The texts on which its parts are measured before anything is stored."""
-        parts = [self.keys, self.values, *([self.share] if self.share else [])]
-        return [part.calibration for part in parts if part.calibration is not None]
+        found = [self.keys.calibration, self.values.calibration, self.share.calibration if self.share else None]
+        return [wanted for wanted in found if wanted is not None]
 
     @property
     def evicts_steps(self) -> bool:
