@@ -147,7 +147,8 @@ def _together(one: Views, stay: Sequence[Tensor | None], most: int) -> Tensor:
 
 
 def _shape(row: SequenceCache, length: int) -> object:
-    return length, row.stack.evicts_steps, id(row.stack.share), tuple((part.heads, part.n) for part in row.head_groups)
+    kind = row.stack.evicts_steps, row.unrotated, id(row.stack.share)
+    return length, kind, tuple((part.heads, part.n) for part in row.head_groups)
 
 
 def _longest(row: SequenceCache, layers: tuple[int, ...]) -> int:

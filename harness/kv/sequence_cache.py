@@ -6,7 +6,7 @@ Immutable: every method returns a new cache that shares unchanged tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -22,7 +22,7 @@ from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.shared.share_layout import Layout
-from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
+from harness.kv.storing import first_groups, new_tokens, observing, recorded_sums, stored
 from harness.stages.keep import Choice, check_finite
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
@@ -37,7 +37,7 @@ class SequenceCache:
     ropes: RoPE of each layer, None where there is none.
     reading: the context is not complete yet (phase chunked evicts only until then). evicted_at: `seen` at the last eviction.
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
-    length: tokens of the whole text, if the model's RoPE angles depend on it; else None. shares: the layout under a share.
+    length: tokens of the whole text, if the model's RoPE angles depend on it; else None. layout: under a share.
     states: recurrent and convolution states of a hybrid's layers; None before the first token.
     latents: how each layer's latents become keys and values, None where keys and values are stored; () if they are everywhere.
     """
@@ -55,13 +55,13 @@ class SequenceCache:
     length: int | None = None
     states: States | None = None
     latents: tuple[Latent | None, ...] = ()
-    shares: Layout | None = None
+    layout: Layout = field(default_factory=Layout)
 
     @classmethod
     def empty(cls, shape: ModelShape, stack: Stack | None = None, budget: int | None = None, seed: int = 0) -> SequenceCache:
         """An empty cache; with a stack, whose budget is already solved, it compresses from the first token on."""
         layout = Layout.of(stack.share if stack else None, shape)
-        return cls(shape, stack or Stack(), (), 0, budget, seed, reading=True, shares=layout)
+        return cls(shape, stack or Stack(), (), 0, budget, seed, reading=True, layout=layout)
 
     @cached_property
     def slots(self) -> dict[int, tuple[Slot, ...]]:
@@ -69,19 +69,19 @@ class SequenceCache:
         return self.layout.slots(self.head_groups)
 
     @property
-    def layout(self) -> Layout:
-        """Which layers and heads share a store."""
-        return self.shares or Layout(self.shape)
+    def unrotated(self) -> bool:
+        """Whether keys are stored without rotation, and rotated when they are read."""
+        return self.stack.unrotated
 
     @property
-    def unrotated(self) -> bool:
-        """Whether keys are stored without rotation, and rotated by their index in the cache when they are read."""
+    def by_index(self) -> bool:
+        """Whether they are then rotated by their index in the cache; if not, by their original positions."""
         return self.stack.positions == "cache"
 
     @property
     def next_position(self) -> int:
         """Position of the next token: the number of tokens seen, or of tokens held (positions=cache)."""
-        if not (self.unrotated and self.head_groups and self.shape.full_layers):
+        if not (self.by_index and self.head_groups and self.shape.full_layers):
             return self.seen
         return self.slots[self.shape.full_layers[0]][0].head_group.n
 
@@ -132,8 +132,8 @@ class SequenceCache:
         """The tokens that stay after this forward; None if the phase does not evict now. `check_finite` is the caller's."""
         if not self._evicts or self.seen - self.evicted_at < self.stack.every:
             return None
-        stats = {i: self.layout.stats(i, run.stats[i][member]) for i in self.shape.full_layers}
-        return self._choose(stats, rotated=not self.unrotated)
+        turn = self.stack.positions if self.unrotated else None
+        return self._choose({i: self.layout.stats(i, run.stats[i][member]) for i in self.shape.full_layers}, turn)
 
     def read(self) -> SequenceCache:
         """This cache at the end of its context: scorer state that only phase chunked needed is dropped."""
@@ -150,7 +150,7 @@ class SequenceCache:
         UserError if the budget is too small.
         """
         budget = solved.tokens if solved else solve_budget(stack, self.shape, self.seen, self.itemsize)
-        out = replace(self, stack=stack, budget=budget, seed=seed, reading=False, shares=Layout.of(stack.share, self.shape))
+        out = replace(self, stack=stack, budget=budget, seed=seed, reading=False, layout=Layout.of(stack.share, self.shape))
         if not stack.compresses:
             return out
         if stack.share is not None:
@@ -159,23 +159,22 @@ class SequenceCache:
         if stack.keeps_state:
             out = replace(out, head_groups=tuple(group.with_sums(stats) for group in out.head_groups))
         if budget is not None:
-            choices = out._choose(dict(enumerate(stats)), rotated=True)
+            choices = out._choose(dict(enumerate(stats)))
             check_finite(choices)
             out = out.evicted(choices)
         groups = (
-            stored(group, self.shape, stack, self.seen, out._unrotates(group.heads.layers[0]), dtype)
+            stored(group, self.shape, used, self.seen, out._unrotates(group.heads.layers[0]), dtype)
             for group in out.head_groups
+            for used in [observing(stack, self.shape, group, stats)]
         )
         return replace(out, head_groups=tuple(groups))
 
-    def _choose(self, stats: dict[int, Stats], *, rotated: bool) -> list[Choice]:
-        """The tokens that stay in every full layer; layers within their budget have no Choice."""
+    def _choose(self, stats: dict[int, Stats], turn: str | None = None) -> list[Choice]:
+        """The tokens that stay in every full layer; layers within their budget have no Choice. turn: see `head_group_view`."""
         keep, budget = self.stack.keep, self.budget
         assert keep is not None and budget is not None
         ropes = self.ropes or (None,) * len(self.shape.layers)
-        views = [
-            head_group_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed
-        ]
+        views = [head_group_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], turn) for p in self._compressed]
         return keep.choose([expanded(view, self.latents) for view in views], budget)
 
     def evicted(self, choices: Sequence[Choice] | None) -> SequenceCache:

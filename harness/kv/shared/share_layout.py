@@ -18,6 +18,8 @@ from harness.stages.share.sharing import Bases, Share
 from harness.stages.stack import EXACT
 from harness.types import KV
 
+NO_LAYERS = ModelShape((), 0)
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -27,7 +29,7 @@ class Layout:
     times: of layers whose heads are pooled, heads of the model that read one stored head. bases: theirs, where aligned.
     """
 
-    shape: ModelShape
+    shape: ModelShape = NO_LAYERS
     owners: Mapping[int, int] = field(default_factory=dict)
     pairs: tuple[tuple[int, int], ...] = ()
     times: Mapping[int, int] = field(default_factory=dict)

@@ -37,6 +37,11 @@ def _merged(stack: Stack, share: Share) -> Sequence[str]:
             "with a keep is not possible: two layers have one direction a token, and would keep different tokens; legal are "
             " keep=null, or layers that read another's store (adjacent_layers, similar_layers)"
         )
+    if stack.keys.needs:
+        found.append(
+            f"with compress.keys={stack.keys.name} is not possible: it chooses by the queries of one layer, and two read a "
+            "direction; legal are codecs that look at keys alone"
+        )
     if stack.read == "cached":
         found.append(
             "with compress.read='cached' is not possible: no decoded copy of merged layers is kept; legal is every_step"
@@ -48,10 +53,10 @@ def _pooled(stack: Stack, share: Share) -> Sequence[str]:
     if not share.aligned:
         return []
     found = []
-    if stack.positions == "cache":
+    if stack.unrotated:
         found.append(
-            "with compress.positions='cache' is not possible: its matrices do not commute with rotations, so that stored keys "
-            "cannot be turned to another position; legal is positions=original, or pooled_heads"
+            f"with compress.positions={stack.positions!r} and rope={stack.rope!r} is not possible: its matrices do not commute "
+            "with rotations, so that keys are stored as they were turned; legal are original and post, or pooled_heads"
         )
     if stack.needs.query_moments:
         found.append(

@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.engine.engine import Engine
 from harness.errors import UserError
 from harness.kv.attention import NAME
+from harness.kv.memory import predict
 from harness.kv.sequence_cache import SequenceCache
 from harness.kv.shared.pair_store import PairStore
 from harness.stages.codec.exact import Exact
@@ -65,6 +66,22 @@ def test_layers_read_what_the_oracle_makes_of_exact_rows(name: str, family: str,
     model = tiny(family, REFERENCE, kv_heads)
     found = worst(tiny_models.engine(family, kv_heads), Stack(share=share), Changed(model, [None] * 3, rule(kv_heads)))
     assert found <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_keys_before_rope_are_shared_alike(name: str) -> None:
+    share, rule = SHARES[name]
+    reference = Changed(tiny("llama", REFERENCE, 4), [None] * 3, rule(4))
+    assert worst(tiny_models.engine("llama", 4), Stack(share=share, rope="pre"), reference) <= TOLERANCE
+
+
+def test_channels_are_chosen_by_the_queries_of_all_heads_that_read_them() -> None:
+    engine = tiny_models.engine("llama", 4)
+    stack = Stack(share=PooledHeads(groups=2), keys=conf_tree.member("codec", "think"))
+    row = engine.compress(engine.prefill(ids(CONTEXT), EVERYTHING), stack)
+    assert row.bytes().total == predict(stack, engine.shape, CONTEXT, 4, CONTEXT)
+    with pytest.raises(UserError, match="chooses by the queries of one layer"):
+        Stack(share=MiniCache(), keys=conf_tree.member("codec", "think"))
 
 
 @pytest.mark.parametrize("name", SHARES)
