@@ -38,6 +38,7 @@ PARTS = {
     "merge": ("merge@compress.merge=", "what becomes of tokens that go"),
     "layers": ("layers@compress.keep.layers=", "how a budget is split over layers"),
     "heads": ("heads@compress.keep.heads=", "how it is split over KV heads"),
+    "share": ("share@compress.share=", "which layers and KV heads share a store"),
     "codec": ("codec@compress.keys= and codec@compress.values=", "how they are stored"),
 }
 LAUNCHER = ("hydra/launcher", "where the jobs of a sweep run (default: one after another in this process)")

@@ -12,6 +12,7 @@ from torch import Tensor
 from harness.calibrate.calibration_text import ROLES, CalibrationText, exact_rows, of_role
 from harness.calibrate.codebooks import codebooks
 from harness.calibrate.sensitivity import sensitivity
+from harness.calibrate.share_tables import measured_share
 from harness.engine.engine import Engine
 from harness.models.load import LM
 from harness.stages.codec.base import Codec
@@ -24,7 +25,7 @@ FILE = "limits.safetensors"
 
 
 def calibrated(stack: Stack, engine: Engine, lm: LM) -> Stack:
-    """The stack, with limits for those of its codecs that ask for some.
+    """The stack, with limits for those of its codecs that ask for some, and with what its sharing asks for.
 
     Raises:
         UserError: the text cannot be had, or a table that the configuration pins is not what was measured.
@@ -44,6 +45,8 @@ def calibrated(stack: Stack, engine: Engine, lm: LM) -> Stack:
             found = limits(engine, lm, codec.calibration, unrotated=unrotated)[role]
         measured = codec.calibrated(found)
         stack = replace(stack, keys=measured) if role == "keys" else replace(stack, values=measured)
+    if stack.share is not None and stack.share.calibration is not None:
+        stack = replace(stack, share=measured_share(engine, lm, stack.share, stack.share.calibration))
     return stack
 
 

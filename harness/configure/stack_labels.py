@@ -15,7 +15,7 @@ from harness.configure.stack_points import Point
 from harness.files.digests import digest
 from harness.stages.stack import unused
 
-ORDER = ("keep", "merge", "keys", "values")  # of a label's words; then the rest by name
+ORDER = ("share", "keep", "merge", "keys", "values")  # of a label's words; then the rest by name
 LONGEST = 40  # characters of a list; of a longer one its digest is shown
 BOTH = "codec"  # what is the same for keys and values
 Config = dict[str, Any]
@@ -120,6 +120,7 @@ SAID: Mapping[str, Callable[[str], str]] = {
     "keep.budget.unit": lambda value: f"budget in {value}",
 }
 OF_PART: Mapping[str, Callable[[str], str]] = {
+    "share": lambda member: member,
     BOTH: lambda member: member,
     "keys": lambda member: f"{member} keys",
     "values": lambda member: f"{member} values",

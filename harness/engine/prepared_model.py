@@ -24,6 +24,7 @@ from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
+from harness.kv.shared.share_layout import Layout
 from harness.models import expert_tiles
 from harness.models.placement import clock, input_device
 from harness.stages.protocols import Needs
@@ -132,6 +133,14 @@ class PreparedModel:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
         if stack.needs.query_moments and (why := no_moments(self.model)):
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: {why}")
+        layout = Layout.of(stack.share, self.shape, bases=False)
+        places = {layer: g for g, group in enumerate(self.groups) for layer in group}
+        for layers in layout.together:
+            if len({places[layer] for layer in layers}) > 1:
+                raise UserError(
+                    f"compress.share={type(stack.share).__name__} is not possible with this model: layers {layers[0]} and "
+                    f"{layers[1]} differ in their rotation or device; legal are shares of heads"
+                )
 
     def clock(self) -> float:
         """Seconds of a clock, read once its devices have done all that they were asked for: at the ends of what is timed."""

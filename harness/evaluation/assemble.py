@@ -168,9 +168,8 @@ def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build
 def _check_calibration(arms: Sequence[Arm]) -> None:
     """Calibration text that cannot be had ends the run before the model loads."""
     for arm in arms:
-        for wanted in (arm.stack.keys.calibration, arm.stack.values.calibration):
-            if wanted is not None:
-                wanted.corpus.documents()
+        for wanted in arm.stack.calibrations:
+            wanted.corpus.documents()
 
 
 def _calibrated(arm: Arm, engine: Engine, lm: LM) -> Arm:
@@ -187,8 +186,9 @@ def _calibrated(arm: Arm, engine: Engine, lm: LM) -> Arm:
     if stack is arm.stack:
         return arm
     config = copy.deepcopy(arm.config)
-    for role in ROLES:
-        about = getattr(stack, role).info().get("calibration")
+    for role in (*ROLES, "share"):
+        part = getattr(stack, role)
+        about = part and part.info().get("calibration")
         if isinstance(about, Mapping) and config[role].get("calibration"):
             config[role]["calibration"]["table"] = about["table"]
     return replace(arm, stack=stack, config=config)

@@ -138,13 +138,13 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
     group, length = q.shape[1] // k.shape[1], k.shape[2]
     stores = [run.stores[row].get(call.layer, ()) for row in rows]
     for slots in zip(*stores, strict=True) if stores[0] else [()]:
-        heads = slice(slots[0].head_group.heads.start, slots[0].head_group.heads.stop) if slots else slice(0, k.shape[1])
+        heads = slots[0].heads if slots else slice(0, k.shape[1])
         part_q = q[:, heads.start * group : heads.stop * group]
         if team.views is not None:
             all_k, all_v = _shown(call, team, slots[0].head_group.n, heads, length)
         else:
-            all_k = with_new([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
-            all_v = with_new([(slot.head_group.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
+            all_k = with_new([(slot.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
+            all_v = with_new([(slot.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
             _turn_stored(call, rows, slots, all_k, length)
         all_k, all_v = call.expanded(rows, all_k, all_v, length)
         softmax = call.softmax.of(slice(heads.start * group, heads.stop * group))
@@ -174,7 +174,7 @@ def _positions(call: _Call, rows: list[int], slots: Sequence[Slot], k_RHND: Tens
     found = []
     for row, slot in zip_longest(rows, slots):
         new = run.positions(run.start(row), n - (slot.head_group.n if slot else 0), k_RHND.device).expand(h, -1)
-        found.append(torch.cat((slot.head_group.positions(run.seen[row])[slot.at], new), 1) if slot else new)
+        found.append(torch.cat((slot.positions(run.seen[row]), new), 1) if slot else new)
     return torch.stack(found)
 
 

@@ -69,8 +69,9 @@ class Batch:
             for one in team.views:
                 one.grow(_longest(rows[0], one.layers) + length)
             return
-        if any(row.unrotated or row.stack.merges or not row.head_groups for row in rows):
-            return  # what is turned whenever it is read, or changed by evictions, is not kept
+        # What is turned, or spread over heads and layers, whenever it is read, or changed by evictions, is not kept.
+        if any(row.unrotated or row.stack.share or row.stack.merges or not row.head_groups for row in rows):
+            return
         views = [self._empty(group, rows, length) for group in self.groups] if self._fits(rows, length) else []
         for one in views:
             for i, row in enumerate(rows):
@@ -146,7 +147,7 @@ def _together(one: Views, stay: Sequence[Tensor | None], most: int) -> Tensor:
 
 
 def _shape(row: SequenceCache, length: int) -> object:
-    own = row.stack.evicts_steps, row.stack.merges, row.unrotated
+    own = row.stack.evicts_steps, row.stack.merges, row.unrotated, id(row.stack.share)
     return length, *own, tuple((part.heads, part.n) for part in row.head_groups)
 
 

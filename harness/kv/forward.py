@@ -152,7 +152,9 @@ class Forward:
     def own_positions(self, row: int, slot: Slot) -> Tensor | None:
         """Positions [H, N] that a row's stored keys are rotated to; None: the places just before its new tokens."""
         pos = slot.head_group.pos_HN
-        return None if pos is None or (self.by_index is not None and self.by_index[row]) else pos[slot.at]
+        if pos is None or (self.by_index is not None and self.by_index[row]):
+            return None
+        return pos[slot.at].repeat_interleave(slot.head_group.times, 0)
 
     def mask(self, past: int, length: int, window: int | None, device: torch.device) -> Tensor | None:
         """Bool mask [1, 1, L, past + L] of the causal and sliding-window rule, made once; None where sdpa needs none.
@@ -192,7 +194,7 @@ class Forward:
             return list(self.teams)
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row, n in enumerate(self.lengths):
-            shape = tuple((part.heads.start, part.heads.stop, part.n) for part, _ in self.stores[row].get(layer, ()))
+            shape = tuple((s.heads.start, s.heads.stop, s.head_group.n) for s in self.stores[row].get(layer, ()))
             groups.setdefault((n, *shape), []).append(row)
         return [Team([], rows) for rows in groups.values()]
 

@@ -6,16 +6,18 @@ Immutable: every method returns a new head group that shares unchanged tensors, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from harness.kv.rope import LayerRope
+from harness.kv.shared.spread import Spread
 from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads, TokenIndex
 from harness.stages.protocols import LayerView, Stats
+from harness.stages.share.sharing import Bases
 from harness.stages.transfers import numbers
 from harness.types import KV
 
@@ -26,6 +28,7 @@ class HeadGroup:
 
     pos_HN: int32 original positions; None (nothing is stored) while the tokens are contiguous up to the newest.
     sums_HN: fp32 column sums, for scorers and merges that keep their state. merge_H: fp32, a number that a merge keeps.
+    times: heads of the model that read each head. bases: of layers whose heads are aligned, in the cache dtype.
     """
 
     heads: Heads
@@ -34,6 +37,8 @@ class HeadGroup:
     pos_HN: Tensor | None = None
     sums_HN: Tensor | None = None
     merge_H: Tensor | None = None
+    times: int = 1
+    bases: Mapping[int, Bases] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -54,7 +59,7 @@ class HeadGroup:
             assert sums_HN is not None
             sums = torch.nn.functional.pad(sums, (0, new.n)) + sums_HN
         keys, values = self.keys.append(new.k_HND, self.heads), self.values.append(new.v_HND, self.heads)
-        return HeadGroup(self.heads, keys, values, pos, sums, self.merge_H)
+        return replace(self, keys=keys, values=values, pos_HN=pos, sums_HN=sums)
 
     def with_sums(self, stats: Sequence[Stats]) -> HeadGroup:
         """With the column sums of the context (None for sliding layers); stats: by layer."""
@@ -86,8 +91,10 @@ class HeadGroup:
         heads = Heads(layers, start, stop) if head is None else Heads(layers, start + head, start + head + 1)
         pos = chosen.of(self.positions(seen))
         sums = None if self.sums_HN is None else chosen.of(self.sums_HN)
+        bases = {layer: self.bases[layer] for layer in layers if layer in self.bases}
+        keys, values = self.keys.take(index_HM, chosen), self.values.take(index_HM, chosen)
         merge = None if self.merge_H is None else chosen.of_heads(self.merge_H)
-        return HeadGroup(heads, self.keys.take(index_HM, chosen), self.values.take(index_HM, chosen), pos, sums, merge)
+        return HeadGroup(heads, keys, values, pos, sums, merge, self.times, bases)
 
     def _some(self, layers: tuple[int, ...], head: int | None, device: torch.device) -> Tensor | None:
         if layers == self.heads.layers and head is None:
@@ -111,7 +118,7 @@ class HeadGroup:
     def owned(self) -> HeadGroup:
         """The same in storages that no other head group shares."""
         pos, sums, merge = (None if x is None else own(x) for x in (self.pos_HN, self.sums_HN, self.merge_H))
-        return HeadGroup(self.heads, self.keys.owned(), self.values.owned(), pos, sums, merge)
+        return replace(self, keys=self.keys.owned(), values=self.values.owned(), pos_HN=pos, sums_HN=sums, merge_H=merge)
 
     def newest(self, n: int) -> HeadGroup:
         """The last n tokens, for sliding-window layers; needs contiguous tokens and exact codecs."""
@@ -132,6 +139,8 @@ class HeadGroup:
             yield "state", self.sums_HN
         if self.merge_H is not None:
             yield "state", self.merge_H
+        for bases in self.bases.values():
+            yield from (("metadata", basis) for basis in bases)
 
 
 class Slot(NamedTuple):
@@ -140,8 +149,38 @@ class Slot(NamedTuple):
     head_group: HeadGroup
     at: slice
 
+    @property
+    def heads(self) -> slice:
+        """The heads of the model that read this."""
+        heads, times = self.head_group.heads, self.head_group.times
+        return slice(heads.start * times, heads.stop * times)
 
-def with_new(stored: list[tuple[TokenStore, slice]], new_RHLD: Tensor) -> Tensor:
+    @property
+    def held(self) -> list[int]:
+        """Tokens of each of these heads."""
+        return [self.head_group.n] * (self.heads.stop - self.heads.start)
+
+    def positions(self, seen: int) -> Tensor:
+        """Original positions of their tokens, [H, N]."""
+        return self.head_group.positions(seen)[self.at].repeat_interleave(self.head_group.times, 0)
+
+    @property
+    def keys(self) -> Spread:
+        """The stored keys, as those heads read them."""
+        return Spread(self.head_group.keys, self.head_group.times, self._bases and self._bases.keys)
+
+    @property
+    def values(self) -> Spread:
+        """The stored values, as those heads read them."""
+        return Spread(self.head_group.values, self.head_group.times, self._bases and self._bases.values)
+
+    @property
+    def _bases(self) -> Bases | None:
+        heads = self.head_group.heads
+        return self.head_group.bases.get(heads.layers[self.at.start // heads.each])
+
+
+def with_new(stored: list[tuple[Spread, slice]], new_RHLD: Tensor) -> Tensor:
     """Stored rows followed by the new ones, [R, H, N + L, D], decoded to the compute dtype; written once."""
     if not stored or not stored[0][0].n:
         return new_RHLD

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from torch import Tensor
@@ -13,11 +14,14 @@ from torch import Tensor
 from harness.errors import UserError
 from harness.kv.head_group import HeadGroup
 from harness.kv.shape import LayerShape, ModelShape
+from harness.kv.shared.pair_store import PairStore
+from harness.kv.shared.share_layout import Layout, constants, stored_shape
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
 from harness.stages.codec.by_layer import ByLayer, codecs_of
 from harness.stages.heads.uniform_heads import Uniform
 from harness.stages.merge.parting import keeps_number
+from harness.stages.share.minicache import whole_tokens
 from harness.stages.stack import Stack
 from harness.types import Bytes
 
@@ -38,17 +42,22 @@ def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
 
 def saves(store: TokenStore) -> bool:
     """Whether the encoded tokens, with metadata and constants, take fewer bytes than they would exact."""
-    shape = (store.tail_HND.shape[0], store.n_encoded, store.tail_HND.shape[2])
+    heads = len(store.norms_HN) if isinstance(store, PairStore) else store.tail_HND.shape[0]
+    shape = (heads, store.n_encoded, store.tail_HND.shape[2])
     return measure(store.encoded_tensors()).total < math.prod(shape) * store.tail_HND.element_size()
 
 
-def touched(groups: Iterable[HeadGroup], seen: int) -> int:
+def touched(groups: Iterable[HeadGroup], seen: int, layout: Layout) -> int:
     """Tokens that were evicted or are not stored as they were, summed over layers and KV heads; seen: tokens per head before.
 
-    Measured, not claimed by the codec: encoded tokens count if their numbers changed or bytes were saved.
+    Measured, not claimed by the codec: encoded tokens count if their numbers changed or bytes were saved. All tokens of layers
+    and heads without a store of their own count.
     """
-    total = 0
+    foreign = layout.foreign
+    total = sum(foreign.values()) * seen
     for group in groups:
+        if group.heads.layers[0] in foreign:
+            continue
         stores = (group.keys, group.values)
         encoded = max(one.n_encoded if one.changed or (one.n_encoded and saves(one)) else 0 for one in stores)
         total += group.heads.n * (seen - group.n + encoded)
@@ -69,6 +78,12 @@ def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int) -> dict[st
     return found | ({"tail": exact} if codec.lossy else {"payload": payload + exact})
 
 
+def _merged_bytes(unmerged: Fraction, h: int, n: int, d: int, itemsize: int) -> dict[str, int]:
+    """Beside the directions of two layers: a magnitude for each, tokens that are kept whole, and which they are."""
+    whole = whole_tokens(unmerged, n)
+    return {"metadata": 2 * h * n * itemsize + 4 * h * whole, "tail": 2 * h * whole * d * itemsize}
+
+
 def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> dict[str, int]:
     """Bytes by kind of one layer that holds n tokens per head after `seen` tokens (a window its own), without scratch.
 
@@ -77,9 +92,15 @@ def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: in
     if layer.window is not None:
         return {"payload": layer.held(seen) * layer.token_bytes(itemsize)}
     evicted = stack.keep is not None and n < seen
+    beside = [
+        _merged_bytes(layer.unmerged, layer.heads, n, d, itemsize)
+        for d in (layer.d_key, layer.d_value)
+        if layer.unmerged is not None
+    ]
     return _added(
         _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize),
         _store_bytes(stack.values, layer.heads, n, layer.d_value, itemsize),
+        *beside,
         {"positions": 4 * layer.heads * n if evicted else 0, "state": 4 * layer.heads * n if stack.keeps_state else 0},
         {"state": 4 * layer.heads if evicted and stack.evicts_steps and keeps_number(stack.merge) else 0},
     )
@@ -95,12 +116,13 @@ def _added(*kinds: Mapping[str, int]) -> dict[str, int]:
 
 def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
     """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
+    turning, shape = constants(stack.share, shape, itemsize), stored_shape(stack.share, shape)
     layers = shape.full_layers
     stacks = [stack.at(i, layers) if layer.window is None else stack for i, layer in enumerate(shape.layers)]
     alike = Counter(zip(shape.layers, map(id, stacks), strict=True)).items()
     known = {id(one): one for one in stacks}
     stored = sum(times * sum(layer_bytes(known[of], layer, n, itemsize, seen).values()) for (layer, of), times in alike)
-    return stored + shape.constant
+    return stored + turning + shape.constant
 
 
 @dataclass(frozen=True)
@@ -130,11 +152,11 @@ def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -
 
 
 def codec_info(stack: Stack, groups: Sequence[HeadGroup], layers: Sequence[int]) -> dict[str, Any]:
-    """The record's `codec_info`: the codecs' own, and `clipped`, the share of clipped elements of all encoded so far.
+    """The record's `codec_info`: the codecs' own, and `clipped`, the share of clipped elements of all encoded; the share.
 
     layers: those that the stack compresses.
     """
-    found = {}
+    found = {} if stack.share is None else {"share": stack.share.info()}
     for role, codec in (("keys", stack.keys), ("values", stack.values)):
         stores: list[TokenStore] = [getattr(group, role) for group in groups]
         stores = [one for one in stores if one.codec.name in {each.name for each in codecs_of(codec)} and one.written]

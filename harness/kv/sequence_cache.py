@@ -6,7 +6,7 @@ Immutable: every method returns a new cache that shares unchanged tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -22,6 +22,7 @@ from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
+from harness.kv.shared.share_layout import Layout
 from harness.kv.storing import first_groups, new_tokens, observing, recorded_sums, stored
 from harness.stages.keep import Choice, check_finite
 from harness.stages.protocols import Needs, Stats
@@ -38,7 +39,7 @@ class SequenceCache:
     reading: the context is not complete yet (phase chunked evicts only until then). evicted_at: `seen` at the last eviction.
     even: whether all layers had the same budget at the last eviction (None: no eviction yet).
     merged: evicted tokens that were merged into others so far, summed over layers and KV heads; an int or a 0-d tensor.
-    length: tokens of the whole text, prompt and answer, if the model's RoPE angles depend on it; else None.
+    length: tokens of the whole text, if the model's RoPE angles depend on it; else None. layout: under a share.
     states: recurrent and convolution states of a hybrid's layers; None before the first token.
     latents: how each layer's latents become keys and values, None where keys and values are stored; () if they are everywhere.
     """
@@ -57,21 +58,18 @@ class SequenceCache:
     length: int | None = None
     states: States | None = None
     latents: tuple[Latent | None, ...] = ()
+    layout: Layout = field(default_factory=Layout)
 
     @classmethod
     def empty(cls, shape: ModelShape, stack: Stack | None = None, budget: int | None = None, seed: int = 0) -> SequenceCache:
         """An empty cache; with a stack, whose budget is already solved, it compresses from the first token on."""
-        return cls(shape, stack or Stack(), (), 0, budget, seed, reading=True)
+        layout = Layout.of(stack.share if stack else None, shape)
+        return cls(shape, stack or Stack(), (), 0, budget, seed, reading=True, layout=layout)
 
     @cached_property
     def slots(self) -> dict[int, tuple[Slot, ...]]:
-        """For each layer where its heads are stored, in the order of the heads."""
-        found: dict[int, tuple[Slot, ...]] = {}
-        for group in self.head_groups:
-            each = group.heads.each
-            for at, layer in enumerate(group.heads.layers):
-                found[layer] = (*found.get(layer, ()), Slot(group, slice(at * each, (at + 1) * each)))
-        return found
+        """For each layer where its heads are stored, in the order of the heads; a layer may read the store of another."""
+        return self.layout.slots(self.head_groups)
 
     @property
     def unrotated(self) -> bool:
@@ -109,15 +107,16 @@ class SequenceCache:
         member: which sequence of the batch this is, here and in the methods below.
         """
         ropes = [self._unrotates(layers[0]) for layers in run.groups]
-        new = [new_tokens(run, g, member, self.seen, rope) for g, rope in enumerate(ropes)]
+        new = [self.layout.entering(run.groups[g], new_tokens(run, g, member, self.seen, rope)) for g, rope in enumerate(ropes)]
         groups: list[HeadGroup] = []
         for group in self.head_groups:
-            g, _ = run.places[group.heads.layers[0]]
-            groups.append(group.append(of_heads(new[g], group.heads, run.groups[g]), recorded_sums(run, group.heads, member)))
+            layers, kv = new[run.places[group.heads.layers[0]][0]]
+            recorded = self.layout.sums(recorded_sums(run, group.heads, member), layers[0])
+            groups.append(group.append(of_heads(kv, group.heads, layers), recorded))
         if not groups:
             sums = (run, member) if self._evicts and self.stack.accumulates else None
-            for layers, kv in zip(run.groups, new, strict=True):
-                groups += first_groups(self.shape, self.stack, layers, kv, run.dtype, sums=sums)
+            for layers, kv in new:
+                groups += first_groups(self.layout, self.stack, layers, kv, run.dtype, sums=sums)
         windows = (self._window(group) for group in groups)
         groups = [group if w is None else group.newest(w - 1) for group, w in zip(groups, windows, strict=True)]
         seen = self.seen + run.lengths[member]
@@ -136,7 +135,7 @@ class SequenceCache:
         if not self._evicts or self.seen - self.evicted_at < self.stack.every:
             return None
         turn = self.stack.positions if self.unrotated else None
-        return self._choose({i: run.stats[i][member] for i in self.shape.full_layers}, turn)
+        return self._choose({i: self.layout.stats(i, run.stats[i][member]) for i in self.shape.full_layers}, turn)
 
     def read(self) -> SequenceCache:
         """This cache at the end of its context: scorer state that only phase chunked needed is dropped."""
@@ -153,11 +152,14 @@ class SequenceCache:
         UserError if the budget is too small.
         """
         budget = solved.tokens if solved else solve_budget(stack, self.shape, self.seen, self.itemsize)
-        out = replace(self, stack=stack, budget=budget, seed=seed, reading=False)
+        out = replace(self, stack=stack, budget=budget, seed=seed, reading=False, layout=Layout.of(stack.share, self.shape))
         if not stack.compresses:
             return out
+        if stack.share is not None:
+            stats = [out.layout.stats(i, one) for i, one in enumerate(stats)]
+            out = replace(out, head_groups=out.layout.shared(self.head_groups))
         if stack.keeps_state or (stack.merges and stack.accumulates):
-            out = replace(out, head_groups=tuple(group.with_sums(stats) for group in self.head_groups))
+            out = replace(out, head_groups=tuple(group.with_sums(stats) for group in out.head_groups))
         if budget is not None:
             choices = out._choose(dict(enumerate(stats)))
             check_finite(choices)
@@ -184,7 +186,7 @@ class SequenceCache:
             return self
         if not choices:
             return replace(self, evicted_at=self.seen)
-        everywhere = {layer for choice in choices for layer in choice.layers} == set(self.shape.full_layers)
+        everywhere = {layer for choice in choices for layer in choice.layers} == set(self.layout.stores(self.shape.full_layers))
         even = everywhere and len({choice.share for choice in choices}) == 1
         # Head groups may be slices of one tensor: now each needs its own, so that evicted tokens free memory.
         groups, more = after_eviction(self.head_groups, choices, self.stack.merge, self.seed, self.seen)
@@ -197,10 +199,8 @@ class SequenceCache:
         return self.head_groups[0].keys.tail_HND.element_size()
 
     def held(self) -> list[list[int]]:
-        """Tokens held, per layer and KV head."""
-        return [
-            [slot.head_group.n for slot in self.slots[i] for _ in range(slot.head_group.heads.each)] for i in sorted(self.slots)
-        ]
+        """Tokens held, per layer and KV head, which may be in the store of another."""
+        return [[n for slot in self.slots[i] for n in slot.held] for i in sorted(self.slots)]
 
     @property
     def size(self) -> int:
@@ -209,8 +209,7 @@ class SequenceCache:
 
     def kept_positions(self) -> list[list[Tensor]]:
         """Original positions of the tokens held, per layer and KV head."""
-        slots = (self.slots[i] for i in sorted(self.slots))
-        return [[p for slot in layer for p in slot.head_group.positions(self.seen)[slot.at]] for layer in slots]
+        return [[p for slot in self.slots[i] for p in slot.positions(self.seen)] for i in sorted(self.slots)]
 
     def bytes(self) -> Bytes:
         """Bytes of all its tensors, including those shared with other caches."""
@@ -223,8 +222,8 @@ class SequenceCache:
         return [group for group in self.head_groups if self._window(group) is None]
 
     def touched(self) -> int:
-        """Tokens of full layers that were evicted or are not stored exactly, summed over layers and KV heads."""
-        return touched(self._compressed, self.seen)
+        """Tokens of full layers that were evicted or are not stored exactly, by themselves, summed over layers and KV heads."""
+        return touched(self._compressed, self.seen, self.layout)
 
     @property
     def tokens_merged(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 
@@ -23,6 +24,7 @@ class LayerShape:
     chunked: the window starts anew at each multiple of it, so that a query sees the tokens of its own chunk only.
     expanded: of a layer that stores a latent, the keys and values that attention makes of it. Such a layer stores one head: as
     its key the rotated part that all heads share, as its value the latent itself.
+    unmerged: of two layers that store one direction for both, the share of tokens that are also kept whole.
     """
 
     heads: int
@@ -31,6 +33,7 @@ class LayerShape:
     window: int | None = None
     chunked: bool = False
     expanded: Expanded | None = None
+    unmerged: Fraction | None = None
 
     def held(self, seen: int) -> int:
         """Tokens per head in an uncompressed cache after `seen` tokens; of a window the next query sees window - 1 old ones."""

@@ -12,6 +12,8 @@ from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
+from harness.kv.shared.pair_store import PairStore
+from harness.kv.shared.share_layout import Layout
 from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads
 from harness.stages.protocols import Stats
@@ -40,7 +42,7 @@ def recorded_sums(run: Forward, heads: Heads, member: int) -> Tensor | None:
 
 
 def first_groups(
-    shape: ModelShape,
+    layout: Layout,
     stack: Stack,
     layers: tuple[int, ...],
     new: KV,
@@ -48,21 +50,23 @@ def first_groups(
     *,
     sums: tuple[Forward, int] | None,
 ) -> list[HeadGroup]:
-    """Head groups of the first tokens of some layers.
+    """Head groups of the first tokens of some layers with stores.
 
     view_dtype: of a decoded copy, for stacks that keep one. sums: (forward, sequence) to take column sums from, None for none.
     """
-    k, v, heads = new.k_HND, new.v_HND, shape.layers[layers[0]].heads
-    many = max(1, GROUP_ELEMENTS // max(1, k[:heads].numel()))  # layers in a head group
+    heads = len(new.k_HND) // len(layers)
+    many = max(1, GROUP_ELEMENTS // max(1, new.k_HND[:heads].numel()))  # layers in a head group
     groups = []
-    several = alike(shape, stack, layers)
-    for part in (some[at : at + many] for some in several for at in range(0, len(some), many)):
+    several = alike(layout.shape, stack, layers) if stack.share is None else [layers]
+    parts = layout.parts(layers, many) if stack.share else [s[at : at + many] for s in several for at in range(0, len(s), many)]
+    for part in parts:
         chosen = Heads(part, 0, heads)
-        x, y = (_of_layers(one, layers, part) for one in (k, v))
-        if len(several) > 1:  # what one codec leaves exact must not keep alive what another has encoded
+        x, y = (_of_layers(one, layers, part) for one in (new.k_HND, new.v_HND))
+        if len(several) > 1 or stack.share is not None:  # what stays exact must not keep alive what is encoded or shared
             x, y = own(x), own(y)
-        keys, values = _stores(shape, stack, x, y, chosen, view_dtype)
-        groups.append(HeadGroup(chosen, keys, values, None, sums and recorded_sums(sums[0], chosen, sums[1])))
+        keys, values = _stores(layout.shape, stack, x, y, chosen, view_dtype)
+        state = layout.sums(sums and recorded_sums(sums[0], chosen, sums[1]), part[0])
+        groups.append(layout.marked(HeadGroup(chosen, keys, values, None, state)))
     return groups
 
 
@@ -111,7 +115,7 @@ def observing(stack: Stack, shape: ModelShape, group: HeadGroup, stats: Sequence
         return stack
     queries = Stats.join([stats[i] for i in heads.layers]).queries_QWD
     assert queries is not None, "a prefill records what its stacks need"
-    by_head = queries.view(len(heads.layers), layer.heads, -1, *queries.shape[1:])
+    by_head = queries.view(len(heads.layers), layer.heads // group.times, -1, *queries.shape[1:])
     seen = by_head[:, heads.start : heads.stop].flatten(0, 1)
     return replace(stack, keys=codec.observing(seen, group.keys.exact()))
 
@@ -122,5 +126,7 @@ def _stores(
     """Keys and values in token stores; those of sliding-window layers stay exact."""
     first = heads.layers[0]
     used = stack.at(first, shape.full_layers) if shape.layers[first].window is None else Stack()
+    if used.share is not None and Layout.of(used.share, shape).merges(heads.layers):
+        return [PairStore.of_pairs(x, codec, used.share, heads) for x, codec in ((k, used.keys), (v, used.values))]
     dtype = view_dtype if used.read == "cached" else None
     return [TokenStore.of(x, codec, dtype, heads) for x, codec in ((k, used.keys), (v, used.values))]

@@ -72,9 +72,9 @@ class TokenStore:
     def append(self, x_HND: Tensor, heads: Heads | None = None) -> TokenStore:
         """Add tokens to the tail, and encode the oldest of it once the codec says so: the same however calls are chunked."""
         if self.first_HND is not None and (missing := self.codec.sinks - self.n_first):
-            first = torch.cat((self.first_HND, x_HND[:, :missing]), 1)
+            begun = replace(self, first_HND=torch.cat((self.first_HND, x_HND[:, :missing]), 1))
             rest = x_HND[:, missing:].clone()
-            return replace(self, first_HND=first).append(rest, heads) if rest.shape[1] else replace(self, first_HND=first)
+            return TokenStore.append(begun, rest, heads) if rest.shape[1] else begun
         tail = torch.cat((self.tail_HND, x_HND), 1) if self.tail_HND.shape[1] else x_HND
         ready = self.codec.leaving(tail.shape[1], self.n_encoded)
         if not ready:
@@ -90,8 +90,8 @@ class TokenStore:
             codec.decode(new, fresh)
             decoded = torch.cat((decoded, fresh), 1)
         rest = tail.new_empty(tail.shape[0], 0, tail.shape[2]) if whole else tail[:, ready:].clone()
-        changed = self.changed or _changes(codec, new, old, heads)
-        return TokenStore(codec, chunks, rest, decoded, self.written + old.numel(), self.first_HND, changed)
+        changed, written = self.changed or _changes(codec, new, old, heads), self.written + old.numel()
+        return replace(self, codec=codec, chunks=chunks, tail_HND=rest, decoded_HND=decoded, written=written, changed=changed)
 
     def _encode(self, x_HND: Tensor, heads: Heads) -> tuple[Codec, Encoded]:
         """(codec, fitted if these are its first tokens; the encoded tokens).

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from harness.kv.memory import layer_bytes, solve_budget
 from harness.kv.shape import LayerShape, ModelShape
+from harness.kv.shared.share_layout import constants, stored_shape
 from harness.planning.held import Held, held, paged
 from harness.stages.codec.by_layer import as_if_measured
 from harness.stages.stack import Stack
@@ -42,8 +43,10 @@ def size(stack: Stack, shape: ModelShape, context: int, itemsize: int, new: int 
     """
     stack = replace(stack, keys=as_if_measured(stack.keys), values=as_if_measured(stack.values))
     budget = solve_budget(stack, shape, context, itemsize)
-    kinds: Counter[str] = Counter({"recurrent": shape.constant} if shape.constant else {})
-    low = high = Fraction(shape.constant)
+    fixed = {"recurrent": shape.constant, "metadata": constants(stack.share, shape, itemsize)}
+    kinds: Counter[str] = Counter({kind: count for kind, count in fixed.items() if count})
+    low = high = Fraction(sum(fixed.values()))
+    shape = stored_shape(stack.share, shape)
     open_layers: list[tuple[Stack, LayerShape, Held]] = []
     windows = [(stack, layer, Held((0,) * layer.heads)) for layer in shape.layers if layer.window is not None]
     known = held(stack, shape, budget, context).items()

@@ -1,6 +1,6 @@
 """A compression stack: which tokens stay, how keys and values are stored, and when this happens.
 
-Stages compose: keep x merge x key codec x value codec x phase. A combination that cannot work is refused here, with the
+Stages compose: share x keep x merge x key codec x value codec x phase. A combination that cannot work is refused here, with the
 reason and the legal choices.
 """
 
@@ -20,10 +20,13 @@ from harness.stages.codec_rules import check_evicted, check_queries
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
+from harness.stages.limits import Calibration
 from harness.stages.merge import legal
 from harness.stages.merge.parting import Merge, acts, needs_of
 from harness.stages.part_words import codec_words, named, rule
 from harness.stages.protocols import Needs
+from harness.stages.share import share_rules
+from harness.stages.share.sharing import Share
 
 PHASES = ("prefill", "chunked", "always", "every_n")
 POSITIONS = ("original", "cache")
@@ -34,7 +37,8 @@ EXACT: Codec = Exact()  # type: ignore[abstract]  # `check` has a body: nothing 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What is done to the cache. keep None: all tokens stay. merge None: tokens that go are dropped.
+    """What is done to the cache. keep None: all tokens stay. merge None: tokens that go are dropped. share None: each layer and
+    KV head has a store of its own.
 
     phase: when tokens are evicted. "prefill": once, after the context; "always": also after every forward, back to the same
         budget; "every_n": likewise, once `every` tokens were added; "chunked": while the context is read, after every `chunk`
@@ -48,6 +52,7 @@ class Stack:
         that codecs meet channels that no rotation has mixed (KVQuant). Positions "cache" store them so anyway.
     """
 
+    share: Share | None = None
     keep: Keep | None = None
     keys: Codec = read_as(lambda stack, codec: _for_role(codec, "keys"), EXACT)
     values: Codec = read_as(lambda stack, codec: _for_role(codec, "values"), EXACT)
@@ -76,6 +81,8 @@ class Stack:
             self._check_pair(self.keep)
         own = {"keys": self.keys, "values": self.values}
         legal.check(self.merge, self.keep is not None, self.phase, self.positions, self.rope, **own)
+        if self.share is not None:
+            share_rules.check(self, self.share)
 
     def _check_pair(self, keep: Keep) -> None:
         scorer = type(keep.scorer).__name__
@@ -116,6 +123,12 @@ class Stack:
         return self.positions == "cache" or self.rope == "pre"
 
     @property
+    def calibrations(self) -> list[Calibration]:
+        """The texts on which its parts are measured before anything is stored."""
+        found = [self.keys.calibration, self.values.calibration, self.share.calibration if self.share else None]
+        return [wanted for wanted in found if wanted is not None]
+
+    @property
     def evicts_steps(self) -> bool:
         """Whether tokens are evicted after the context too."""
         return self.keep is not None and self.phase in ("always", "every_n")
@@ -151,7 +164,8 @@ class Stack:
 
         Only such a stack can use the exact prefill as it is.
         """
-        return self.keep is not None or self.encodes or self.unrotated or self.read != "every_step"
+        stages = self.share is not None or self.keep is not None or self.encodes
+        return stages or self.unrotated or self.read != "every_step"
 
     def at(self, layer: int, layers: Sequence[int]) -> Stack:
         """The stack of one of the layers that it compresses, with that layer's own codecs; itself where all have the same."""
@@ -190,7 +204,8 @@ class Stack:
 
     def describe(self) -> str:
         """A label made of the parts, for stacks that no YAML names: `keydiff, no recent, int4 keys, always`."""
-        words = [] if self.keep is None else rule(self.keep)
+        words = [] if self.share is None else [self.share.words]
+        words += [] if self.keep is None else rule(self.keep)
         words += [] if self.merge is None else [f"merged by {named(self.merge)}"]
         codecs = {role: codec_words(codec) for role, codec in (("keys", self.keys), ("values", self.values))}
         if self.encodes and codecs["keys"] == codecs["values"]:

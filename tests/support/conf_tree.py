@@ -18,6 +18,7 @@ from harness.stages.encoded import Heads
 from harness.stages.keep import Keep
 from harness.stages.limits import Codebooks
 from harness.stages.protocols import Needs
+from harness.stages.share.sharing import Measured
 from harness.stages.stack import Stack
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -42,6 +43,19 @@ class Flat(Codebooks):
 
     def points_of(self, heads: Heads) -> torch.Tensor:
         return (torch.arange(self.size) / (self.size // 2) - 1).expand(len(heads.layers), -1).clone()
+
+
+class FlatMeasured(Measured):
+    """For models that were never calibrated: neighbours are the most similar layers, and heads need no turning."""
+
+    def basis(self, name: str, heads: int, d: int) -> torch.Tensor:
+        return torch.eye(d).repeat(heads, 1, 1)
+
+    def similarity(self, one: int, other: int) -> float:
+        return -abs(one - other)
+
+
+FLAT = FlatMeasured({}, {})
 
 
 def members(group: str) -> list[str]:
@@ -96,7 +110,8 @@ def stack(name: str, *changes: str) -> Stack:
     """A member of compress, instantiated, as `member` does."""
     found = member("compress", name, *changes)
     assert isinstance(found, Stack)
-    return replace(found, keys=_calibrated(found.keys), values=_calibrated(found.values))
+    share = found.share if found.share is None or found.share.calibration is None else found.share.fitted(FLAT)
+    return replace(found, share=share, keys=_calibrated(found.keys), values=_calibrated(found.values))
 
 
 def keep(name: str, tokens: int, **changes: Any) -> Keep:

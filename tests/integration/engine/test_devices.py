@@ -11,7 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from harness.engine.engine import Engine
+from harness.errors import UserError
 from harness.kv.attention import NAME
+from harness.stages.stack import Stack
 from tests.support import tiny_models
 from tests.support.make_believe.accelerator import Accelerator
 from tests.support.make_believe.steps import compressed, decode_steps
@@ -46,8 +48,19 @@ def on_the_host() -> dict[str, Any]:
 
 def test_everything_runs_under_every_stack_on_two_devices_and_gives_what_the_host_gives(on_the_host: dict[str, Any]) -> None:
     assert failures(on_the_host) == []
+    whole = {name: stack for name, stack in stacks().items() if not _joins_layers(stack)}
+    joined = {name: stack for name, stack in stacks().items() if name not in whole}
+    host = trial(Engine(llama(), torch.bfloat16, invariant=True), whole)
     with engine(llama(), 2) as (_, found):
-        assert differences(on_the_host, trial(found, stacks())) == {}
+        assert differences(host, trial(found, whole)) == {}
+        for stack in joined.values():
+            with pytest.raises(UserError, match="not possible with this model: layers"):
+                found.check(stack)
+
+
+def _joins_layers(stack: Stack) -> bool:
+    """Whether layers share a store: refused where they lie on several devices."""
+    return stack.share is not None and not stack.share.pools
 
 
 @pytest.mark.parametrize(("family", "devices"), [("gpt2", 1), ("gemma3", 2)])

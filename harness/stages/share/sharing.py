@@ -1,0 +1,109 @@
+"""The protocol of sharing: which layers and KV heads have a store of their own, and what the others read.
+
+To add one: one class that inherits from it, one YAML in `conf/share` with its `_target_`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from harness.errors import UserError
+from harness.stages.limits import Calibration
+
+
+class Bases(NamedTuple):
+    """Orthogonal matrices of a layer's H heads, [H, D, D] fp32: head h is stored as x_h @ basis_h."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on calibration text: tensors by name, and where, for the record."""
+
+    tables: Mapping[str, Tensor]
+    about: Mapping[str, object]
+
+    def basis(self, name: str, heads: int, d: int) -> Tensor:
+        """The bases [H, D, D] of a layer's heads; UserError if they are of another model."""
+        found = self.tables.get(name)
+        if found is None or tuple(found.shape) != (heads, d, d):
+            raise UserError(f"the calibration table has no {name} for {heads} heads of {d} channels")
+        return found
+
+    def similarity(self, one: int, other: int) -> float:
+        """How similar two layers are."""
+        return float(self.tables[f"similarity.{one}"][other])
+
+
+class Share(Protocol):
+    """Inherit and write the methods of what is shared: heads, layers, or the directions of pairs of layers.
+
+    Layers are given as `layers`: those with full attention and one shape, in the order of the model. What is shared is made
+    when a token is stored; in the forward that computes it, every layer and head attends to its own.
+    """
+
+    def heads(self, heads: int) -> int:
+        """Stored heads of a layer with so many KV heads, a divisor; neighbours are averaged into one."""
+        return heads
+
+    def owners(self, layers: Sequence[int]) -> Mapping[int, int]:
+        """For layers without a store, the earlier layer that they read."""
+        return {}
+
+    def pairs(self, layers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Layers (lower, upper) whose directions are merged into one."""
+        return ()
+
+    @property
+    def merges(self) -> bool:
+        """Whether directions of pairs of layers are merged."""
+        return False
+
+    @property
+    def pools(self) -> bool:
+        """Whether heads are averaged."""
+        return False
+
+    @property
+    def t(self) -> float:
+        """Of merged directions, the share of the lower layer's."""
+        return 0.5
+
+    @property
+    def unmerged(self) -> Fraction:
+        """The share of tokens that merged layers also keep whole."""
+        return Fraction(0)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether heads are turned by `bases` before they are averaged."""
+        return False
+
+    def bases(self, layer: int, heads: int, d_key: int, d_value: int) -> Bases | None:
+        """The bases of a layer's heads; None if they are averaged as they are."""
+        return None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The text to measure on before anything is shared; None if nothing is measured."""
+        return None
+
+    def fitted(self, measured: Measured) -> Share:
+        """Itself with what was measured."""
+        return self
+
+    def info(self) -> dict[str, object]:
+        """For the record."""
+        return {"share": self.words}
+
+    @property
+    def words(self) -> str:
+        """For labels."""
+        return type(self).__name__.lower()
