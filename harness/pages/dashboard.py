@@ -198,11 +198,11 @@ def _command(row: Row, manifest: Mapping[str, Any]) -> tuple[str, str, str]:
     known = manifest.get("spellings")
     spelled = known.get(name) if isinstance(known, Mapping) else None
     first, *words = str(spelled[0]).split(" ") if isinstance(spelled, list | tuple) and spelled else [str(row["stack"])]
-    own = words[: len(words) - len(point)] if words else []
+    at = [f"compress.{key}={value}" for key, value in point.items()]
+    own = [word for word in words[: len(words) - len(point)] if word not in at]
     base = _shell(["python", "-m", "harness", *(map(str, asked) if asked else plain)])
     if not all("=" in word or word.startswith("~") for word in own) or BETWEEN in first:
         return base, "", ""
-    at = [f"compress.{key}={value}" for key, value in point.items()]
     return base, _shell([f"compress={first}", *own]), _shell(at)
 
 

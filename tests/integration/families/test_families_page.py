@@ -51,7 +51,7 @@ def test_a_family_that_is_honoured(family: str) -> None:
 
 
 def test_a_window_that_is_not_kept_to_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Forward, "mask", lambda run, past, length, window: _causal(past, length))
+    monkeypatch.setattr(Forward, "mask", lambda run, past, length, window, device: _causal(past, length))
     monkeypatch.setattr(honoured, "check", lambda *given: None)
     assert "everything kept" in _wrong("gemma3_text")
 
