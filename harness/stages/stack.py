@@ -21,6 +21,7 @@ from harness.stages.protocols import Needs
 
 PHASES = ("prefill", "chunked", "always", "every_n")
 POSITIONS = ("original", "cache")
+ROPES = ("post", "pre")
 READS = ("every_step", "cached")
 EXACT: Codec = Exact()  # type: ignore[abstract]  # `check` has a body: nothing to refuse
 
@@ -37,6 +38,8 @@ class Stack:
     positions: "original": a key keeps the RoPE rotation of its own position. "cache": keys are stored without rotation and
         rotated by their index in the cache when they are read, as in StreamingLLM; the next query's position is the number
         of tokens held.
+    rope: "post": keys are stored after RoPE. "pre": before it, and rotated by their original position when they are read, so
+        that codecs meet channels that no rotation has mixed (KVQuant). Positions "cache" store them so anyway.
     """
 
     keep: Keep | None = None
@@ -44,6 +47,7 @@ class Stack:
     values: Codec = read_as(lambda stack, codec: _for_role(codec, "values"), EXACT)
     phase: str = "prefill"
     positions: str = "original"
+    rope: str = "post"
     read: str = "every_step"
     chunk: int = 256
     every: int = 1
@@ -51,14 +55,33 @@ class Stack:
     def __post_init__(self) -> None:
         require(self.phase in PHASES, "compress.phase", self.phase, f"allowed are {', '.join(PHASES)}")
         require(self.positions in POSITIONS, "compress.positions", self.positions, f"allowed are {', '.join(POSITIONS)}")
+        require(self.rope in ROPES, "compress.rope", self.rope, f"allowed are {', '.join(ROPES)}")
+        plain = self.rope == "post" or self.positions == "original"
+        require(plain, "compress.rope", self.rope, "positions=cache stores keys before RoPE anyway; leave it at post")
         for name in ("chunk", "every"):
             number = getattr(self, name)
             ok = isinstance(number, int) and number > 0
             require(ok, f"compress.{name}", number, "a positive number of tokens")
         require(self.every == 1 or self.phase == "every_n", "compress.every", self.every, "it needs compress.phase=every_n")
         require(self.read in READS, "compress.read", self.read, f"allowed are {', '.join(READS)}")
+        self._check_queries()
         if self.keep is not None:
             self._check_pair(self.keep)
+
+    def _check_queries(self) -> None:
+        """Codecs of keys that look at the context's queries meet them once, in the basis of the keys; those of values never."""
+        codec = self.keys
+        if self.values.needs:
+            raise UserError(f"compress.values={self.values.name} is not possible: it compares keys with queries")
+        if codec.needs and self.unrotated:
+            raise UserError(
+                f"compress.keys={codec.name} compares keys with queries after RoPE: legal are positions=original and rope=post"
+            )
+        if codec.needs and self.chunked:
+            raise UserError(
+                f"compress.phase='chunked' with compress.keys={codec.name} is not possible: it looks at the last queries of a "
+                "whole context; legal are phase=prefill, always or every_n"
+            )
 
     def _check_pair(self, keep: Keep) -> None:
         scorer = type(keep.scorer).__name__
@@ -70,7 +93,7 @@ class Stack:
                 "compress.positions='cache' needs heads and layers that hold equally many tokens: a query has one position; "
                 "legal are uniform keep.layers and keep.heads, or positions=original"
             )
-        if self.positions == "cache" and self.needs.query_moments:
+        if self.positions == "cache" and keep.needs.query_moments:
             raise UserError(
                 f"compress.positions='cache' with {scorer} is not possible: it predicts queries at original positions"
             )
@@ -85,6 +108,11 @@ class Stack:
                 "differ by head are set only once; legal are phase=prefill or uniform heads"
             )
         for role, codec in (("keys", self.keys), ("values", self.values)):
+            if codec.joint:
+                raise UserError(
+                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: heads encoded together "
+                    "would lose different tokens; legal are phase=prefill (evict, then encode), or int8, turboquant"
+                )
             if codec.sinks > keep.sinks:
                 raise UserError(
                     f"compress.phase={self.phase!r} with compress.{role}.sinks={codec.sinks} is not possible: keep.sinks="
@@ -101,7 +129,12 @@ class Stack:
     @property
     def needs(self) -> Needs:
         """Statistics to record while the context is read."""
-        return self.keep.needs if self.keep else Needs()
+        return (self.keep.needs if self.keep else Needs()) | self.keys.needs
+
+    @property
+    def unrotated(self) -> bool:
+        """Whether keys are stored without rotation, and rotated when they are read."""
+        return self.positions == "cache" or self.rope == "pre"
 
     @property
     def evicts_steps(self) -> bool:
@@ -129,7 +162,7 @@ class Stack:
 
         Only such a stack can use the exact prefill as it is.
         """
-        return self.keep is not None or self.encodes or self.positions != "original" or self.read != "every_step"
+        return self.keep is not None or self.encodes or self.unrotated or self.read != "every_step"
 
     def budget(self, context: int, nbytes: Callable[[int], int]) -> int | None:
         """Budget in tokens per layer and head for a context of `context` tokens; None without a keep.
@@ -168,6 +201,7 @@ class Stack:
                 {"every_n": f"every {self.every} tokens", "chunked": f"chunks of {self.chunk}"}.get(self.phase, self.phase)
             )
         words += ["cache positions"] if self.positions == "cache" else []
+        words += ["keys before RoPE"] if self.rope == "pre" else []
         words += ["decoded copy"] if self.read == "cached" else []
         return ", ".join(words) or "full"
 

@@ -135,7 +135,8 @@ def test_every_codec_of_the_project_is_found_to_change_numbers_and_save_bytes(na
     """In a bf16 cache of 90 rows and two more: rows that wait exact for one another do not count, all others do."""
     codec = conf_tree.member("codec", name)
     engine = Engine(tiny_models.tiny("llama"), torch.bfloat16)
-    row = engine.compress(engine.prefill(ids(290)), Stack(keys=codec, values=codec))
+    stack = Stack(keys=codec, values=codec)
+    row = engine.compress(engine.prefill(ids(290), stack.needs), stack)
     encoded = max(row.head_groups[0].keys.n_encoded, row.head_groups[0].values.n_encoded)
     assert (row.touched(), row.storage) == (3 * 2 * encoded, "packed")
     assert encoded
