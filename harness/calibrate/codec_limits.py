@@ -1,4 +1,4 @@
-"""What codecs ask to have measured on calibration text: how large keys and values get, or codebooks fitted to them."""
+"""What codecs ask to have measured on calibration text: how large numbers get, codebooks, or bases."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from harness.calibrate.bases import bases
 from harness.calibrate.calibration_text import ROLES, CalibrationText, exact_rows, of_role
 from harness.calibrate.codebooks import codebooks
 from harness.engine.engine import Engine
@@ -31,16 +32,21 @@ def calibrated(stack: Stack, engine: Engine, lm: LM) -> Stack:
         return stack  # the model refuses this stack when it is run, and no other
     for role in ROLES:
         codec: Codec = getattr(stack, role)
-        if codec.calibration is None:
+        if codec.calibration is None and codec.span is None:
             continue
-        unrotated = stack.unrotated and role == "keys"
-        if codec.fitting is not None:
-            found: Limits = codebooks(engine, lm, codec.calibration, codec.fitting, role, unrotated=unrotated)
-        else:
-            found = limits(engine, lm, codec.calibration, unrotated=unrotated)[role]
-        measured = codec.calibrated(found)
+        measured = codec.calibrated(_found(engine, lm, codec, role, unrotated=stack.unrotated and role == "keys"))
         stack = replace(stack, keys=measured) if role == "keys" else replace(stack, values=measured)
     return stack
+
+
+def _found(engine: Engine, lm: LM, codec: Codec, role: str, *, unrotated: bool) -> Limits:
+    """What a codec of keys or values asks for."""
+    if codec.span is not None:
+        return bases(engine, lm, codec.calibration, codec.span, role, unrotated=unrotated)
+    assert codec.calibration is not None
+    if codec.fitting is not None:
+        return codebooks(engine, lm, codec.calibration, codec.fitting, role, unrotated=unrotated)
+    return limits(engine, lm, codec.calibration, unrotated=unrotated)[role]
 
 
 def limits(engine: Engine, lm: LM, wanted: Calibration, *, unrotated: bool = False) -> dict[str, Limits]:

@@ -59,16 +59,18 @@ def storage(groups: Iterable[HeadGroup]) -> str:
     return "simulated" if any(one.changed and one.n_encoded and not saves(one) for one in stores) else "packed"
 
 
-def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int) -> dict[str, int]:
-    ready = codec.leaving(max(n - codec.sinks, 0), 0)
+def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int, late: int) -> dict[str, int]:
+    ready = codec.leaving(max(n - (late if getattr(codec, "once", False) else 0) - codec.sinks, 0), 0)
     payload, metadata = codec.nbytes(h, ready, d, itemsize)
     exact = h * (n - ready) * d * itemsize
     found = {"payload": payload, "metadata": metadata}
     return found | ({"tail": exact} if codec.lossy else {"payload": payload + exact})
 
 
-def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> dict[str, int]:
+def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int, late: int = 0) -> dict[str, int]:
     """Bytes by kind of one layer that holds n tokens per head after `seen` tokens (a window its own), without scratch.
+
+    late: how many of the n came after the context.
 
     The closed formula; what caches hold is measured, and equal to it.
     """
@@ -76,8 +78,8 @@ def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: in
         return {"payload": layer.held(seen) * layer.token_bytes(itemsize)}
     evicted = stack.keep is not None and n < seen
     return _added(
-        _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize),
-        _store_bytes(stack.values, layer.heads, n, layer.d_value, itemsize),
+        _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize, late),
+        _store_bytes(stack.values, layer.heads, n, layer.d_value, itemsize, late),
         {"positions": 4 * layer.heads * n if evicted else 0, "state": 4 * layer.heads * n if stack.keeps_state else 0},
     )
 
@@ -90,10 +92,13 @@ def _added(*kinds: Mapping[str, int]) -> dict[str, int]:
     return {kind: count for kind, count in total.items() if count}
 
 
-def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
-    """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
+def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int, late: int = 0) -> int:
+    """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch.
+
+    late: how many of the n came after the context.
+    """
     alike = Counter(shape.layers).items()
-    stored = sum(times * sum(layer_bytes(stack, layer, n, itemsize, seen).values()) for layer, times in alike)
+    stored = sum(times * sum(layer_bytes(stack, layer, n, itemsize, seen, late).values()) for layer, times in alike)
     return stored + shape.constant
 
 
@@ -107,8 +112,13 @@ class Budget:
 def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -> int | None:
     """Tokens per layer and head for a context of `context` tokens (None: all).
 
-    UserError if the budget is too small, or divided over heads that have no tokens of their own.
+    UserError if the budget is too small, or divided over heads that have no tokens of their own, or a codec does not fit the
+    model's heads and layers.
     """
+    for layer, times in Counter(layer for layer in shape.layers if layer.window is None).items():
+        for codec in (stack.keys, stack.values):
+            if hasattr(codec, "check_heads"):
+                codec.check_heads(layer.heads, times)
     if stack.keep is not None and not isinstance(stack.keep.heads, Uniform) and any(one.expanded for one in shape.layers):
         raise UserError(
             f"keep.heads={type(stack.keep.heads).__name__} is not possible with this model: all heads of a layer read one "

@@ -1,7 +1,4 @@
-"""The sequence cache: what one request holds over all layers. Tokens are added after a forward and evicted between forwards.
-
-Immutable: every method returns a new cache that shares unchanged tensors.
-"""
+"""What one request holds over all layers, immutable: tokens are added after a forward and evicted between forwards."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from harness.kv.families.latent import HOLDS, Latent, expanded
 from harness.kv.families.states import States
 from harness.kv.forward import Forward
 from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
+from harness.kv.layer_sets import whole_sets
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
@@ -161,7 +159,7 @@ class SequenceCache:
             out = out.evicted(choices)
         groups = (
             stored(group, self.shape, used, self.seen, out._unrotates(group.heads.layers[0]), dtype)
-            for group in out.head_groups
+            for group in whole_sets(out.head_groups, stack, self.shape)
             for used in [observing(stack, self.shape, group, stats)]
         )
         return replace(out, head_groups=tuple(groups))

@@ -14,6 +14,7 @@ from harness.errors import UserError, require
 from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
+from harness.stages.codec_rules import check_codec
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
@@ -100,31 +101,13 @@ class Stack:
         shared = getattr(keep.layers, "phases", PHASES)
         by = f"keep.layers={type(keep.layers).__name__} runs in {', '.join(shared)}"
         require(self.phase in shared, "compress.phase", self.phase, by)
-        if self.phase == "prefill":
-            return
-        if not uniform:
+        if self.phase != "prefill" and not uniform:
             raise UserError(
                 f"compress.phase={self.phase!r} with keep.heads={type(keep.heads).__name__} is not possible: budgets that "
                 "differ by head are set only once; legal are phase=prefill or uniform heads"
             )
         for role, codec in (("keys", self.keys), ("values", self.values)):
-            if codec.joint:
-                raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: heads encoded together "
-                    "would lose different tokens; legal are phase=prefill (evict, then encode), or int8, turboquant"
-                )
-            if codec.sinks > keep.sinks:
-                raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}.sinks={codec.sinks} is not possible: keep.sinks="
-                    f"{keep.sinks} would evict exact first tokens; legal are keep.sinks >= {codec.sinks} or phase=prefill"
-                )
-            if codec.block > 1:
-                raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict "
-                    f"single tokens of blocks of {codec.block} tokens that share a scale; legal are phase=prefill (evict, then "
-                    f"encode), a scale per token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one "
-                    "that never changes (int8_static, fp8_e4m3)"
-                )
+            check_codec(role, codec, keep, self.phase)
 
     @property
     def needs(self) -> Needs:
