@@ -121,6 +121,11 @@ class PreparedModel:
                 f"compress.{asked} is not possible with model type {kind!r}: it has no rotary positions that can be "
                 f"rotated back; legal is {legal}"
             )
+        if stack.keys.needs and any(self.latents):
+            raise UserError(
+                f"compress.keys={stack.keys.name} is not possible with model type {kind!r}: it compares queries with keys, and "
+                "this model stores latents; legal are codecs that look at what is stored alone"
+            )
         if stack.needs.query_moments and self.rope_moves:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
         if stack.needs.query_moments and (why := no_moments(self.model)):

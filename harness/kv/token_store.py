@@ -246,6 +246,5 @@ def _check_encoded(new: Encoded, codec: Codec, heads: Heads, n: int) -> None:
             )
     for name, tensor in new.shared.items():
         if tensor.shape[0] not in firsts:
-            raise ValueError(
-                f"codec {codec.name} shares {name!r} of shape {tuple(tensor.shape)}: its first axis must be heads ({heads.n})"
-            )
+            shape = tuple(tensor.shape)
+            raise ValueError(f"codec {codec.name} shares {name!r} of shape {shape}: its first axis must be heads ({heads.n})")

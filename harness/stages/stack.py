@@ -14,7 +14,7 @@ from harness.errors import UserError, require
 from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
-from harness.stages.codec_rules import check_codec
+from harness.stages.codec_rules import check_aligned, check_evicted, check_queries
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
@@ -65,24 +65,9 @@ class Stack:
             require(ok, f"compress.{name}", number, "a positive number of tokens")
         require(self.every == 1 or self.phase == "every_n", "compress.every", self.every, "it needs compress.phase=every_n")
         require(self.read in READS, "compress.read", self.read, f"allowed are {', '.join(READS)}")
-        self._check_queries()
+        check_queries(self.keys, self.values, unrotated=self.unrotated, chunked=self.chunked)
         if self.keep is not None:
             self._check_pair(self.keep)
-
-    def _check_queries(self) -> None:
-        """Codecs of keys that look at the context's queries meet them once, in the basis of the keys; those of values never."""
-        codec = self.keys
-        if self.values.needs:
-            raise UserError(f"compress.values={self.values.name} is not possible: it compares keys with queries")
-        if codec.needs and self.unrotated:
-            raise UserError(
-                f"compress.keys={codec.name} compares keys with queries after RoPE: legal are positions=original and rope=post"
-            )
-        if codec.needs and self.chunked:
-            raise UserError(
-                f"compress.phase='chunked' with compress.keys={codec.name} is not possible: it looks at the last queries of a "
-                "whole context; legal are phase=prefill, always or every_n"
-            )
 
     def _check_pair(self, keep: Keep) -> None:
         scorer = type(keep.scorer).__name__
@@ -101,13 +86,17 @@ class Stack:
         shared = getattr(keep.layers, "phases", PHASES)
         by = f"keep.layers={type(keep.layers).__name__} runs in {', '.join(shared)}"
         require(self.phase in shared, "compress.phase", self.phase, by)
-        if self.phase != "prefill" and not uniform:
+        for role, codec in (("keys", self.keys), ("values", self.values)):
+            check_aligned(role, codec, keep)
+        if self.phase == "prefill":
+            return
+        if not uniform:
             raise UserError(
                 f"compress.phase={self.phase!r} with keep.heads={type(keep.heads).__name__} is not possible: budgets that "
                 "differ by head are set only once; legal are phase=prefill or uniform heads"
             )
         for role, codec in (("keys", self.keys), ("values", self.values)):
-            check_codec(role, codec, keep, self.phase)
+            check_evicted(role, codec, self.phase, keep.sinks)
 
     @property
     def needs(self) -> Needs:
@@ -227,7 +216,9 @@ def _codec(codec: Codec) -> str:
     """Name of a codec, with settings that the name does not contain and that are not the default."""
     info = codec.info()
     shown = {
-        key: info[key] for key in ("bits", "axis", "group", "residual", "sinks", "first", "scale") if info.get(key) is not None
+        key: info[key]
+        for key in ("bits", "axis", "group", "residual", "sinks", "first", "seed", "outliers", "pruned", "scale")
+        if info.get(key) is not None
     }
     if str(shown.get("bits", "")) in codec.name:
         shown.pop("bits", None)

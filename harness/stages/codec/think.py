@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.packing import pack, packed_width, unpack
@@ -31,7 +32,7 @@ class Think(Codec):
     """
 
     inner: Codec = field(default_factory=Exact)
-    name: str = ""
+    name: str = read_as(lambda codec, given: given or _named(codec.inner), "")
     ratio: float = 0.4
     queries: int = 32
     recent: int = 32
@@ -49,8 +50,6 @@ class Think(Codec):
         plain = self.inner.calibration is None and not self.inner.joint and not self.inner.residual and not self.inner.sinks
         said = "one without calibration, residual or sinks of its own, such as exact, int8, int4_token with residual 0"
         require(plain, "codec.inner", self.inner.name, said)
-        if not self.name:
-            object.__setattr__(self, "name", "think" + ("" if isinstance(self.inner, Exact) else f"_{self.inner.name}"))
 
     def for_role(self, role: str) -> Codec:
         """For values the inner codec, with the same exact tokens where it has such settings."""
@@ -134,6 +133,10 @@ def _squares(keys_HND: Tensor) -> Tensor:
     """Mean square of each channel [H, D], in units of the head's largest: squares of large numbers stay finite."""
     x = keys_HND.float()
     return (x / x.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)).square().mean(1)
+
+
+def _named(inner: Codec) -> str:
+    return "think" if isinstance(inner, Exact) else f"think_{inner.name}"
 
 
 def _places(channels_HP: Tensor, d: int) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.codebook import best_points, looked_up, nearest
 from harness.stages.codec.hadamard import matrix as hadamard
@@ -47,7 +48,7 @@ class TurboQuant(Codec):
     itemsize (with one bit: one itemsize).
     """
 
-    name: str = ""
+    name: str = read_as(lambda codec, given: given or _named(codec.variant, codec.rotation), "")
     bits: int = 4
     variant: str = "mse"
     rotation: str = "qr"
@@ -63,8 +64,6 @@ class TurboQuant(Codec):
         for key in ("seed", "residual", "sinks", "dim"):
             value = getattr(self, key)
             require(isinstance(value, int) and value >= 0, f"codec.{key}", value, "an integer, 0 or more")
-        if not self.name:
-            object.__setattr__(self, "name", "turboquant" + ("" if self.variant == "mse" else "_prod"))
 
     def for_role(self, role: str) -> TurboQuant:
         """Resolve variant "auto" for "keys" or "values"."""
@@ -86,7 +85,7 @@ class TurboQuant(Codec):
             "axis": "token",
             "variant": self.variant,
             "rotation": self.rotation,
-            "seed": self.seed,
+            **({"seed": self.seed} if self.seed else {}),
             **({"residual": self.residual} if self.residual else {}),
             **({"sinks": self.sinks} if self.sinks else {}),
             **({"constants_bytes": self._constants_bytes(self.dim)} if self.dim else {}),
@@ -164,6 +163,10 @@ class TurboQuant(Codec):
     def _constants_bytes(self, d: int) -> int:
         """P, S and the codebook, fp32."""
         return 4 * (d * d * (2 if self._prod else 1) + (1 << self._code_bits if self._code_bits else 0))
+
+
+def _named(variant: str, turn: str) -> str:
+    return "turboquant" + ("" if turn == "qr" else f"_{turn}") + ("" if variant == "mse" else "_prod")
 
 
 @lru_cache

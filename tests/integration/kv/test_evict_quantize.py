@@ -76,4 +76,4 @@ def test_every_legal_pair_runs_and_its_bytes_are_the_formula(codec: str) -> None
             continue
         (n,) = {n for layer in row.held() for n in layer}
         assert n == (BUDGET if stack.evicts_steps else BUDGET + 41), name
-        assert row.bytes().total == predict(stack, run.shape, n, 4, row.seen), name
+        assert row.bytes().total == predict(stack, run.shape, n, 4, row.seen, row.seen - SEEN), name

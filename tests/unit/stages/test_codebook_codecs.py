@@ -13,6 +13,8 @@ from torch import Tensor
 
 from harness.errors import UserError
 from harness.stages.codec.codebook import best_points, looked_up, midpoints
+from harness.stages.codec.hadamard import Hadamard
+from harness.stages.codec.hadamard import matrix as hadamard
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.codec.kvquant import KVQuant
@@ -218,6 +220,19 @@ def test_what_is_left_goes_through_any_codec() -> None:
         assert sum(codec.nbytes(2, 64, 64, 4)) == sum(inner.nbytes(2, 64, 32, 4)) + 2 * 8
         kept = decode(codec, e, x) != 0
         assert bool((kept.any(1).sum(-1) == 32).all())
+
+
+# --- QuaRot ------------------------------------------------------------------------------------------------------
+
+
+def test_turning_values_back_before_or_behind_attention_is_the_same() -> None:
+    """The authors fuse the turn back into the output projection, behind the weighted sum; the sum is linear."""
+    codec = Hadamard(inner=IntGroups(bits=4, axis="token", group=None, residual=0))
+    v = normal(2, 40, 64)
+    e, weights = codec.encode(v), normal(2, 5, 40, seed=1).softmax(-1)
+    fused = weights @ decode(codec.inner, e, v) @ hadamard(64, torch.float32, CPU)
+    torch.testing.assert_close(weights @ decode(codec, e, v), fused, atol=1e-5, rtol=1e-5)
+    assert codec.nbytes(1, 1, 64, 2) == (32, 4)  # asymmetric, a token and head a group: 2 (d / 2 + 4) for keys and values
 
 
 # --- settings ----------------------------------------------------------------------------------------------------

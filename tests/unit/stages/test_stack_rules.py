@@ -107,7 +107,12 @@ def test_every_codec_with_every_keep_runs_or_says_what_does(name: str, phase: st
             continue
         sides = [codec.for_role(role) for role in ("keys", "values")]
         shared = phase == "always" and (max(one.block for one in sides) > 1 or any(one.joint for one in sides))
-        with pytest.raises(UserError, match="legal are phase=prefill") if shared else nullcontext():
+        free = any(one.aligned for one in sides) and (type(chosen.scorer).__name__, type(chosen.layers).__name__) != (
+            "Recency",
+            "Uniform",
+        )
+        says = "legal are a keep by position" if free else "legal are phase=prefill"
+        with pytest.raises(UserError, match=says) if shared or free else nullcontext():
             Stack(keep=chosen, phase=phase, keys=codec, values=codec)
 
 
