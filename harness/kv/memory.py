@@ -128,7 +128,11 @@ def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -
 
 
 def codec_info(stack: Stack, groups: Sequence[HeadGroup]) -> dict[str, Any]:
-    """The record's `codec_info`: the codecs' own, and `clipped`, the share of clipped elements of all encoded so far."""
+    """The record's `codec_info`: the codecs' own, and what only their stores know.
+
+    clipped: the share of clipped elements of all encoded so far. once_bytes: constants of all layers (bases, codebooks, scales),
+    which are stored once however many tokens there are; once_bytes_per_token: the same, divided by the tokens encoded so far.
+    """
     found = {}
     for role, codec in (("keys", stack.keys), ("values", stack.values)):
         stores: list[TokenStore] = [getattr(group, role) for group in groups]
@@ -136,5 +140,9 @@ def codec_info(stack: Stack, groups: Sequence[HeadGroup]) -> dict[str, Any]:
         info = dict(stores[0].codec.info() if stores else codec.info())
         if codec.lossy:
             info["clipped"] = sum(one.clipped for one in stores) / max(1, sum(one.written for one in stores))
+        once = {id(t): t for one in stores for chunk in one.chunks for t in chunk.shared.values()}
+        if once:
+            info["once_bytes"] = sum(t.numel() * t.element_size() for t in once.values())
+            info["once_bytes_per_token"] = info["once_bytes"] / max(one.n_encoded for one in stores)
         found[role] = info
     return found

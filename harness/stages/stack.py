@@ -24,6 +24,10 @@ PHASES = ("prefill", "chunked", "always", "every_n")
 POSITIONS = ("original", "cache")
 ROPES = ("post", "pre")
 READS = ("every_step", "cached")
+SETTINGS = (  # of a codec, as a label shows them
+    *("bits", "rank", "heads", "layers", "basis", "axis", "group", "residual", "sinks", "first", "seed", "outliers", "pruned"),
+    "scale",
+)
 EXACT: Codec = Exact()  # type: ignore[abstract]  # `check` has a body: nothing to refuse
 
 
@@ -215,11 +219,7 @@ def _tail(codec: Codec, n: int) -> int:
 def _codec(codec: Codec) -> str:
     """Name of a codec, with settings that the name does not contain and that are not the default."""
     info = codec.info()
-    shown = {
-        key: info[key]
-        for key in ("bits", "axis", "group", "residual", "sinks", "first", "seed", "outliers", "pruned", "scale")
-        if info.get(key) is not None
-    }
+    shown = {key: info[key] for key in SETTINGS if info.get(key) is not None}
     if str(shown.get("bits", "")) in codec.name:
         shown.pop("bits", None)
     if shown.get("scale") == "dynamic":
