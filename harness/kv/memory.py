@@ -130,7 +130,7 @@ def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -
 def codec_info(stack: Stack, groups: Sequence[HeadGroup]) -> dict[str, Any]:
     """The record's `codec_info`: the codecs' own, and what only their stores know.
 
-    clipped: the share of clipped elements of all encoded so far. once_bytes: constants of all layers (bases, codebooks, scales),
+    clipped: the share of clipped elements of all encoded so far. once_bytes: bases, codebooks and scales of all layers,
     which are stored once however many tokens there are; once_bytes_per_token: the same, divided by the tokens encoded so far.
     """
     found = {}
@@ -142,7 +142,7 @@ def codec_info(stack: Stack, groups: Sequence[HeadGroup]) -> dict[str, Any]:
             info["clipped"] = sum(one.clipped for one in stores) / max(1, sum(one.written for one in stores))
         once = {id(t): t for one in stores for chunk in one.chunks for t in chunk.shared.values()}
         if once:
-            info["once_bytes"] = sum(t.numel() * t.element_size() for t in once.values())
-            info["once_bytes_per_token"] = info["once_bytes"] / max(one.n_encoded for one in stores)
+            size = sum(t.numel() * t.element_size() for t in once.values())
+            info |= {"once_bytes": size, "once_bytes_per_token": size / max(one.n_encoded for one in stores)}
         found[role] = info
     return found

@@ -89,6 +89,7 @@ class Codec(Protocol):
 
     def check_heads(self, heads: int, layers: int) -> None:
         """Raise UserError if `layers` layers that are alike, of so many KV heads, cannot be encoded."""
+        return None
 
     def for_role(self, role: str) -> Codec:
         """The codec for "keys" or for "values"."""
