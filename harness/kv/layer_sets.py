@@ -21,7 +21,7 @@ def whole_sets(groups: Sequence[HeadGroup], stack: Stack, shape: ModelShape) -> 
 
     Layers that are alike hold equally many tokens, as codecs of several layers are refused with any keep that says otherwise.
     """
-    many = math.lcm(*(getattr(codec, "layers", 1) for codec in (stack.keys, stack.values)))
+    many = math.lcm(*(getattr(codec, "layers_together", 1) for codec in (stack.keys, stack.values)))
     found: list[HeadGroup] = []
     for layer, some in groupby(groups, lambda group: shape.layers[group.heads.layers[0]]):
         alike = list(some)

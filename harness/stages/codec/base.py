@@ -76,6 +76,11 @@ class Codec(Protocol):
         return False
 
     @property
+    def layers_together(self) -> int:
+        """How many layers are encoded together, so that their heads must lie together."""
+        return 1
+
+    @property
     def once(self) -> bool:
         """True if its constants are those of the tokens that are encoded first, and later tokens stay exact."""
         return False

@@ -40,6 +40,10 @@ class XKV(Projected):
         return True
 
     @property
+    def layers_together(self) -> int:
+        return self.layers
+
+    @property
     def once(self) -> bool:
         return True
 
