@@ -54,9 +54,20 @@ def touched(groups: Iterable[HeadGroup], seen: int) -> int:
 
 
 def storage(groups: Iterable[HeadGroup]) -> str:
-    """The record's `storage`: "simulated" if a codec changed numbers and saved no bytes, else "packed"."""
+    """The record's `storage`: "simulated" if a codec changed numbers and stores tokens in no fewer bytes, else "packed".
+
+    Constants are not among these bytes: a basis may outweigh what it saves of a short context, and is stored all the same.
+    """
     stores = [store for group in groups for store in (group.keys, group.values)]
-    return "simulated" if any(one.changed and one.n_encoded and not saves(one) for one in stores) else "packed"
+    return "simulated" if any(one.changed and one.n_encoded and not _packed(one) for one in stores) else "packed"
+
+
+def _packed(store: TokenStore) -> bool:
+    """Whether the encoded tokens, with their metadata, take fewer bytes than they would exact."""
+    h, _, d = store.tail_HND.shape
+    coded = (t for chunk in store.chunks for t in (*chunk.payload.values(), *chunk.metadata.values()))
+    size = store.tail_HND.element_size()
+    return sum(t.numel() * t.element_size() for t in coded) < h * store.n_encoded * d * size
 
 
 def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int, late: int) -> dict[str, int]:

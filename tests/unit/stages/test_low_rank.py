@@ -21,7 +21,7 @@ from harness.stages.encoded import Heads
 from harness.stages.keep import Keep
 from harness.stages.rank import Rank
 from harness.stages.stack import Stack
-from tests.support import conf_tree
+from tests.support import conf_tree, tiny_models
 from tests.support.codec_rows import chunks, decode, heads_of, normal, storage, stored
 from tests.support.oracles import low_rank as oracle
 
@@ -192,3 +192,14 @@ def test_heads_that_share_coefficients_are_not_evicted_apart() -> None:
     Stack(keep=by_position, values=together)
     Stack(keep=by_position, values=XKV(rank=rank(2)))
     Stack(keep=conf_tree.keep("h2o", 60), phase="always", values=apart)
+
+
+def test_a_basis_that_outweighs_a_short_context_is_stored_all_the_same() -> None:
+    """Storage is packed: only what a token takes says whether numbers were saved."""
+    engine = tiny_models.engine("llama")
+    codec = XKV(rank=rank(0.5, "fraction"), layers=3)
+    row = engine.compress(engine.prefill(tiny_models.ids(20)), Stack(values=codec))
+    full = engine.shape.full_bytes(20, 4)
+    assert row.bytes().total > full
+    assert (row.storage, row.codec_info()["values"]["once_bytes"]) == ("packed", 3 * 2 * 32 * 3 * 2 * 16 * 4)
+    assert row.codec_info()["values"]["once_bytes_per_token"] == 3 * 2 * 32 * 3 * 2 * 16 * 4 / 20
