@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.calibrate.bases import bases
 from harness.calibrate.calibration_text import ROLES, CalibrationText, exact_rows, of_role
 from harness.calibrate.codebooks import codebooks
+from harness.calibrate.low_rank_bases import bases
 from harness.engine.engine import Engine
 from harness.models.load import LM
 from harness.stages.codec.base import Codec

@@ -1,6 +1,6 @@
 """Bases of keys or values: what a low-rank codec asks to have found on a text or on weights, and what was found.
 
-`harness.calibrate.bases` finds them.
+`harness.calibrate.low_rank_bases` finds them.
 """
 
 from __future__ import annotations

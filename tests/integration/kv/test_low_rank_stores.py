@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.calibrate.bases import of_text, of_weights
+from harness.calibrate.low_rank_bases import of_text, of_weights
 from harness.engine.engine import Engine
 from harness.errors import UserError
-from harness.kv.layer_sets import whole_sets
 from harness.kv.memory import predict
 from harness.kv.sequence_cache import SequenceCache
+from harness.kv.storing import whole_sets
 from harness.planning.sizes import size
 from harness.stages.bases import Bases, Span, principal
 from harness.stages.codec.int8 import Int8
