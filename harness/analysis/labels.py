@@ -12,6 +12,7 @@ from harness.analysis.point_measures import number
 if TYPE_CHECKING:
     import pandas as pd
 
+LOW_RANK = (".LowRank", ".XKV")  # classes whose codecs store fewer numbers, and these exactly unless `inner` says otherwise
 BETWEEN = ", "  # the settings of a changed stack, after its name
 
 
@@ -52,8 +53,11 @@ def family_of(stack_config: Mapping[str, Any]) -> str:
     if stack_config.get("keep") is not None:
         parts.append("eviction")
     parts += [name for name in ("merge", "share", "transform") if stack_config.get(name) is not None]
-    if any(not _exact(stack_config.get(role)) for role in ("keys", "values")):
-        parts.append("quantization")
+    codecs = [stack_config.get(role) for role in ("keys", "values")]
+    ranked = [codec for codec in codecs if isinstance(codec, Mapping) and _target(codec).endswith(LOW_RANK)]
+    coded = [codec for codec in codecs if codec not in ranked] + [codec.get("inner") for codec in ranked]
+    parts += ["low rank"] if ranked else []
+    parts += ["quantization"] if not all(map(_exact, coded)) else []
     return " + ".join(parts) or ("full" if stack_config.get("positions", "original") == "original" else "positions")
 
 
@@ -71,7 +75,11 @@ def bits_of(codec: object) -> int | None:
 
 
 def _exact(codec: object) -> bool:
-    return codec is None or (isinstance(codec, Mapping) and str(codec.get("_target_", "")).endswith(".Exact"))
+    return codec is None or (isinstance(codec, Mapping) and _target(codec).endswith(".Exact"))
+
+
+def _target(codec: Mapping[str, object]) -> str:
+    return str(codec.get("_target_", ""))
 
 
 def with_settings(stack: str, settings: str) -> str:
@@ -83,7 +91,7 @@ def with_settings(stack: str, settings: str) -> str:
 def _setting(key: str, value: object, unit: object) -> str:
     if key.endswith("budget.value") and isinstance(value, int | float):
         return f"{value:.4g}" if unit == "fraction" else f"{value:g} {unit or ''}".strip()
-    return f"{key.rsplit('.', 1)[-1]}={value}"
+    return f"{key.removesuffix('.value').rsplit('.', 1)[-1]}={value}"
 
 
 def shortened(stacks: Iterable[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What codecs ask to have measured on calibration text: how large keys and values get, or codebooks fitted to them."""
+"""What codecs ask to have measured on calibration text: how large numbers get, codebooks, or bases."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harness.calibrate.calibration_text import ROLES, CalibrationText, exact_rows, of_role
 from harness.calibrate.codebooks import codebooks
+from harness.calibrate.low_rank_bases import bases
 from harness.calibrate.sensitivity import sensitivity
 from harness.calibrate.share_tables import measured_share
 from harness.engine.engine import Engine
@@ -34,20 +35,25 @@ def calibrated(stack: Stack, engine: Engine, lm: LM) -> Stack:
         return stack  # the model refuses this stack when it is run, and no other
     for role in ROLES:
         codec: Codec = getattr(stack, role)
-        if codec.calibration is None:
+        if codec.calibration is None and codec.span is None:
             continue
-        unrotated = stack.unrotated and role == "keys"
-        if isinstance(codec, ByLayer):
-            found: Limits = sensitivity(engine, lm, codec, codec.calibration, role)
-        elif codec.fitting is not None:
-            found = codebooks(engine, lm, codec.calibration, codec.fitting, role, unrotated=unrotated)
-        else:
-            found = limits(engine, lm, codec.calibration, unrotated=unrotated)[role]
-        measured = codec.calibrated(found)
+        measured = codec.calibrated(_found(engine, lm, codec, role, unrotated=stack.unrotated and role == "keys"))
         stack = replace(stack, keys=measured) if role == "keys" else replace(stack, values=measured)
     if stack.share is not None and stack.share.calibration is not None:
         stack = replace(stack, share=measured_share(engine, lm, stack.share, stack.share.calibration))
     return stack
+
+
+def _found(engine: Engine, lm: LM, codec: Codec, role: str, *, unrotated: bool) -> Limits:
+    """What a codec of keys or values asks for."""
+    if codec.span is not None:
+        return bases(engine, lm, codec.calibration, codec.span, role, unrotated=unrotated)
+    assert codec.calibration is not None
+    if isinstance(codec, ByLayer):
+        return sensitivity(engine, lm, codec, codec.calibration, role)
+    if codec.fitting is not None:
+        return codebooks(engine, lm, codec.calibration, codec.fitting, role, unrotated=unrotated)
+    return limits(engine, lm, codec.calibration, unrotated=unrotated)[role]
 
 
 def limits(engine: Engine, lm: LM, wanted: Calibration, *, unrotated: bool = False) -> dict[str, Limits]:

@@ -53,7 +53,7 @@ class Forecast:
         kept = context if budget.tokens is None else min(budget.tokens, context)
         growth = min(growth, stack.every) if stack.evicts_steps and kept < context else growth
         held = kept + (max(growth, stack.chunk) if stack.chunked else growth)
-        store = predict(stack, self.shape, held, self.kv_itemsize, context + growth)
+        store = predict(stack, self.shape, held, self.kv_itemsize, context + growth, held - kept)
         states = self.shape.constant
         if not stack.compresses:  # shares the prefix, which is counted apart, but for states, which every token changes
             store -= self.prefix(context) - states

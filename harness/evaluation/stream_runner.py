@@ -36,6 +36,11 @@ LOOKS = (
     "task.context > 0"
 )
 
+FITTED = (
+    "this stack's codec finds its basis on a context once, which a stream without a context does not have: legal is "
+    "task.context > 0"
+)
+
 TOO_LARGE = "it is too large for a number"
 MOST_NATS = 709.0  # e to more is no double
 
@@ -67,6 +72,8 @@ class StreamRunner:
             return None
         if arm.stack.keys.needs:
             return LOOKS
+        if any(getattr(codec, "once", False) for codec in (arm.stack.keys, arm.stack.values)):
+            return FITTED
         return ONCE if arm.stack.keep is not None and arm.stack.phase == "prefill" else None
 
     def requests(self, planned: Iterable[Planned]) -> Iterator[Request[Planned]]:

@@ -84,6 +84,7 @@ class Forward:
             ropes=self.ropes,
             starts=None if self.starts is None else [self.starts[row] for row in rows],
             unrotated=None if self.unrotated is None else [self.unrotated[row] for row in rows],
+            by_index=None if self.by_index is None else [self.by_index[row] for row in rows],
             teams=[replace(team, rows=[rows.index(row) for row in team.rows]) for team in teams] if whole else None,
             reference=None if references is None or apart else [rows.index(row) for row in references],
             against=outputs[references[0]] if references is not None and apart else None,

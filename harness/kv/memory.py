@@ -65,13 +65,24 @@ def touched(groups: Iterable[HeadGroup], seen: int, layout: Layout) -> int:
 
 
 def storage(groups: Iterable[HeadGroup]) -> str:
-    """The record's `storage`: "simulated" if a codec changed numbers and saved no bytes, else "packed"."""
+    """The record's `storage`: "simulated" if a codec changed numbers and stores tokens in no fewer bytes, else "packed".
+
+    Constants are not among these bytes: a basis may outweigh what it saves of a short context, and is stored all the same.
+    """
     stores = [store for group in groups for store in (group.keys, group.values)]
-    return "simulated" if any(one.changed and one.n_encoded and not saves(one) for one in stores) else "packed"
+    return "simulated" if any(one.changed and one.n_encoded and not _packed(one) for one in stores) else "packed"
 
 
-def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int) -> dict[str, int]:
-    ready = codec.leaving(max(n - codec.sinks, 0), 0)
+def _packed(store: TokenStore) -> bool:
+    """Whether the encoded tokens, with their metadata, take fewer bytes than they would exact."""
+    h, _, d = store.tail_HND.shape
+    coded = (t for chunk in store.chunks for t in (*chunk.payload.values(), *chunk.metadata.values()))
+    size = store.tail_HND.element_size()
+    return sum(t.numel() * t.element_size() for t in coded) < h * store.n_encoded * d * size
+
+
+def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int, late: int) -> dict[str, int]:
+    ready = codec.leaving(max(n - (late if getattr(codec, "once", False) else 0) - codec.sinks, 0), 0)
     payload, metadata = codec.nbytes(h, ready, d, itemsize)
     exact = h * (n - ready) * d * itemsize
     found = {"payload": payload, "metadata": metadata}
@@ -84,8 +95,10 @@ def _merged_bytes(unmerged: Fraction, h: int, n: int, d: int, itemsize: int) -> 
     return {"metadata": 2 * h * n * itemsize + 4 * h * whole, "tail": 2 * h * whole * d * itemsize}
 
 
-def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> dict[str, int]:
+def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int, late: int = 0) -> dict[str, int]:
     """Bytes by kind of one layer that holds n tokens per head after `seen` tokens (a window its own), without scratch.
+
+    late: how many of the n came after the context.
 
     The closed formula; what caches hold is measured, and equal to it. stack: that of the layer (`Stack.at`).
     """
@@ -98,8 +111,8 @@ def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: in
         if layer.unmerged is not None
     ]
     return _added(
-        _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize),
-        _store_bytes(stack.values, layer.heads, n, layer.d_value, itemsize),
+        _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize, late),
+        _store_bytes(stack.values, layer.heads, n, layer.d_value, itemsize, late),
         *beside,
         {"positions": 4 * layer.heads * n if evicted else 0, "state": 4 * layer.heads * n if stack.keeps_state else 0},
         {"state": 4 * layer.heads if evicted and stack.evicts_steps and keeps_number(stack.merge) else 0},
@@ -114,14 +127,17 @@ def _added(*kinds: Mapping[str, int]) -> dict[str, int]:
     return {kind: count for kind, count in total.items() if count}
 
 
-def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
-    """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
+def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int, late: int = 0) -> int:
+    """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch.
+
+    late: how many of the n came after the context.
+    """
     turning, shape = constants(stack.share, shape, itemsize), stored_shape(stack.share, shape)
     layers = shape.full_layers
     stacks = [stack.at(i, layers) if layer.window is None else stack for i, layer in enumerate(shape.layers)]
     alike = Counter(zip(shape.layers, map(id, stacks), strict=True)).items()
     known = {id(one): one for one in stacks}
-    stored = sum(times * sum(layer_bytes(known[of], layer, n, itemsize, seen).values()) for (layer, of), times in alike)
+    stored = sum(times * sum(layer_bytes(known[of], layer, n, itemsize, seen, late).values()) for (layer, of), times in alike)
     return stored + turning + shape.constant
 
 
@@ -135,9 +151,14 @@ class Budget:
 def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -> int | None:
     """Tokens per layer and head for a context of `context` tokens (None: all).
 
-    UserError if the budget is too small, or if the model stores latents and the stack needs keys and values of their own.
+    UserError if the budget is too small, if the model stores latents and the stack needs keys and values of their own, or if a
+    codec does not fit the model's heads and layers.
     """
     latents = any(one.expanded for one in shape.layers)
+    for layer, times in Counter(layer for layer in shape.layers if layer.window is None).items():
+        for codec in (stack.keys, stack.values):
+            if hasattr(codec, "check_heads"):
+                codec.check_heads(layer.heads, times)
     if stack.merges and latents:
         raise UserError(
             f"compress.merge={type(stack.merge).__name__} is not possible with this model: keys and values are read from one "
@@ -152,9 +173,11 @@ def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -
 
 
 def codec_info(stack: Stack, groups: Sequence[HeadGroup], layers: Sequence[int]) -> dict[str, Any]:
-    """The record's `codec_info`: the codecs' own, and `clipped`, the share of clipped elements of all encoded; the share.
+    """The record's `codec_info`: the codecs' own, the share's, and what only their stores know.
 
-    layers: those that the stack compresses.
+    layers: those that the stack compresses. clipped: the share of clipped elements of all encoded so far. once_bytes: bases,
+    codebooks and scales of all layers, which are stored once however many tokens there are; once_bytes_per_token: the same,
+    divided by the tokens encoded so far.
     """
     found = {} if stack.share is None else {"share": stack.share.info()}
     for role, codec in (("keys", stack.keys), ("values", stack.values)):
@@ -165,5 +188,9 @@ def codec_info(stack: Stack, groups: Sequence[HeadGroup], layers: Sequence[int])
             info["by_layer"] = list(codec.chosen(layers))
         if codec.lossy:
             info["clipped"] = sum(one.clipped for one in stores) / max(1, sum(one.written for one in stores))
+        once = {id(t): t for one in stores for chunk in one.chunks for t in chunk.shared.values()}
+        if once:
+            size = sum(t.numel() * t.element_size() for t in once.values())
+            info |= {"once_bytes": size, "once_bytes_per_token": size / max(one.n_encoded for one in stores)}
         found[role] = info
     return found

@@ -1,7 +1,4 @@
-"""The sequence cache: what one request holds over all layers. Tokens are added after a forward and evicted between forwards.
-
-Immutable: every method returns a new cache that shares unchanged tensors.
-"""
+"""What one request holds over all layers, immutable: tokens are added after a forward and evicted between forwards."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.shared.share_layout import Layout
-from harness.kv.storing import first_groups, new_tokens, observing, recorded_sums, stored
+from harness.kv.storing import first_groups, new_tokens, observing, recorded_sums, stored, whole_sets
 from harness.stages.keep import Choice, check_finite
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
@@ -164,9 +161,10 @@ class SequenceCache:
             choices = out._choose(dict(enumerate(stats)))
             check_finite(choices)
             out = out.evicted(choices)
+        exact = out.head_groups if stack.evicts_steps else [one.without_state() for one in out.head_groups]
         groups = (
             part
-            for group in (out.head_groups if stack.evicts_steps else [one.without_state() for one in out.head_groups])
+            for group in whole_sets(exact, stack, self.shape)
             for used in [observing(stack, self.shape, group, stats)]
             for part in stored(group, self.shape, used, self.seen, out._unrotates(group.heads.layers[0]), dtype)
         )

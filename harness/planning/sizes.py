@@ -53,7 +53,7 @@ def size(stack: Stack, shape: ModelShape, context: int, itemsize: int, new: int 
     full = [(stack.at(i, shape.full_layers), shape.layers[i], one) for i, one in known]
     for own, layer, one in (*windows, *full):
         now = _later(stack, one, new, page)
-        found = _of_layer(own, layer, now.heads, itemsize, context + new)
+        found = _of_layer(own, layer, now.heads, itemsize, context + new, new)
         kinds.update(found)
         if now.free:
             open_layers.append((own, layer, now))
@@ -78,14 +78,14 @@ def _later(stack: Stack, one: Held, new: int, page: int) -> Held:
     return replace(one, heads=heads, total=(one.total[0] + more * len(heads), one.total[1] + added))
 
 
-def _of_layer(stack: Stack, layer: LayerShape, heads: tuple[int, ...], itemsize: int, seen: int) -> dict[str, int]:
-    """Bytes by kind of a layer whose heads hold so many tokens."""
+def _of_layer(stack: Stack, layer: LayerShape, heads: tuple[int, ...], itemsize: int, seen: int, late: int) -> dict[str, int]:
+    """Bytes by kind of a layer whose heads hold so many tokens, `late` of them from after the context."""
     if len(set(heads)) == 1:
-        return layer_bytes(stack, layer, heads[0], itemsize, seen)
+        return layer_bytes(stack, layer, heads[0], itemsize, seen, late)
     kinds: Counter[str] = Counter()
     alone = stack.keys.joint or stack.values.joint  # heads that part are vectors of their own
     for n, times in [(n, 1) for n in heads] if alone else Counter(heads).items():
-        kinds.update(layer_bytes(stack, replace(layer, heads=times), n, itemsize, seen))
+        kinds.update(layer_bytes(stack, replace(layer, heads=times), n, itemsize, seen, late))
     return dict(kinds) | {"positions": 4 * sum(heads)}
 
 

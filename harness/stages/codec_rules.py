@@ -1,9 +1,24 @@
-"""What codecs do not go together with: evictions of what they encoded, and keys that their queries do not fit."""
+"""What codecs do not go together with: evictions of what they encode, and keys that their queries do not fit."""
 
 from __future__ import annotations
 
 from harness.errors import UserError
 from harness.stages.codec.base import Codec
+from harness.stages.heads.uniform_heads import Uniform as UniformHeads
+from harness.stages.keep import Keep
+from harness.stages.layers.uniform_layers import Uniform as UniformLayers
+from harness.stages.score.recency import Recency
+
+
+def check_aligned(role: str, codec: Codec, keep: Keep) -> None:
+    """Refuse (UserError) a codec whose heads must hold the same tokens beside a keep that lets them choose."""
+    same = isinstance(keep.scorer, Recency) and isinstance(keep.heads, UniformHeads) and isinstance(keep.layers, UniformLayers)
+    if getattr(codec, "aligned", False) and not same:
+        raise UserError(
+            f"compress.{role}={codec.name} with keep.scorer={type(keep.scorer).__name__} is not possible: heads that share "
+            "coefficients must hold the same tokens; legal are a keep by position, the same in all heads and layers (window, "
+            "streaming), or low_rank with codec.heads=1"
+        )
 
 
 def check_evicted(role: str, codec: Codec, phase: str, sinks: int) -> None:

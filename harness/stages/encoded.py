@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
@@ -84,6 +84,7 @@ class Encoded:
     shared: constants of a head, [H, ...] without a token axis; counted once, as metadata.
     Of a joint codec a tensor's first axis may be that of layers; such tensors are cut between layers only.
     clipped: number of elements outside the code range, an int or a 0-d tensor.
+    together: heads that can only be decoded together, cut in such sets. skip: of the first set, heads that are not asked for.
     """
 
     payload: Mapping[str, Tensor]
@@ -91,29 +92,33 @@ class Encoded:
     n: int = 0
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     clipped: Tensor | int = 0
+    together: int = 1
+    skip: int = 0
 
     def cat(self, other: Encoded) -> Encoded:
         """This chunk and a newer one of the same heads, concatenated along the tokens."""
-        return Encoded(
-            {k: torch.cat((t, other.payload[k]), 1) for k, t in self.payload.items()},
-            {k: torch.cat((t, other.metadata[k]), 1) for k, t in self.metadata.items()},
-            self.n + other.n,
-            self.shared,
-            self.clipped + other.clipped,
+        return replace(
+            self,
+            payload={k: torch.cat((t, other.payload[k]), 1) for k, t in self.payload.items()},
+            metadata={k: torch.cat((t, other.metadata[k]), 1) for k, t in self.metadata.items()},
+            n=self.n + other.n,
+            clipped=self.clipped + other.clipped,
         )
 
     def heads(self, start: int, stop: int) -> Encoded:
-        """Views of the heads [start, stop)."""
+        """Views of the heads [start, stop), with all that are encoded together with them."""
         every = max(len(t) for t in self.payload.values())
+        start, stop, s = start + self.skip, stop + self.skip, self.together
+        first, last = start // s * s, -(-stop // s) * s
 
         def cut(t: Tensor) -> Tensor:
             each = every // len(t)  # heads of a layer, where the first axis is that of layers
-            return t[start // each : -(-stop // each)]
+            return t[first // each : -(-last // each)]
 
         payload, metadata, shared = (
             {k: cut(t) for k, t in group.items()} for group in (self.payload, self.metadata, self.shared)
         )
-        return Encoded(payload, metadata, self.n, shared, self.clipped)
+        return Encoded(payload, metadata, self.n, shared, self.clipped, s, start - first)
 
     def newest(self, n: int) -> Encoded:
         """Views of the last n tokens, n a multiple of the block."""
@@ -121,7 +126,7 @@ class Encoded:
             {k: t[:, t.shape[1] - t.shape[1] * n // self.n :] for k, t in group.items()}
             for group in (self.payload, self.metadata)
         )
-        return Encoded(payload, metadata, n, self.shared, self.clipped)
+        return replace(self, payload=payload, metadata=metadata, n=n)
 
     @staticmethod
     def stack(chunks: Sequence[Encoded]) -> Encoded:
@@ -129,28 +134,29 @@ class Encoded:
         if len(chunks) == 1:
             return chunks[0]
         first = chunks[0]
-        return Encoded(
-            {k: torch.cat([c.payload[k] for c in chunks]) for k in first.payload},
-            {k: torch.cat([c.metadata[k] for c in chunks]) for k in first.metadata},
-            first.n,
-            {k: torch.cat([c.shared[k] for c in chunks]) for k in first.shared},
-            sum((c.clipped for c in chunks), start=0),
+        return replace(
+            first,
+            payload={k: torch.cat([c.payload[k] for c in chunks]) for k in first.payload},
+            metadata={k: torch.cat([c.metadata[k] for c in chunks]) for k in first.metadata},
+            shared={k: torch.cat([c.shared[k] for c in chunks]) for k in first.shared},
+            clipped=sum((c.clipped for c in chunks), start=0),
         )
 
     def take(self, chosen: TokenIndex, newer: Encoded | None = None) -> Encoded:
         """Copy the chosen tokens of this chunk and a newer one (codecs with block == 1 only)."""
-        return Encoded(
-            {k: chosen.of(t, newer.payload[k] if newer else None) for k, t in self.payload.items()},
-            {k: chosen.of(t, newer.metadata[k] if newer else None) for k, t in self.metadata.items()},
-            int(chosen.index_HM.shape[1]),
-            {k: chosen.of_heads(t) for k, t in self.shared.items()},
-            self.clipped + newer.clipped if newer else self.clipped,
+        return replace(
+            self,
+            payload={k: chosen.of(t, newer.payload[k] if newer else None) for k, t in self.payload.items()},
+            metadata={k: chosen.of(t, newer.metadata[k] if newer else None) for k, t in self.metadata.items()},
+            n=int(chosen.index_HM.shape[1]),
+            shared={k: chosen.of_heads(t) for k, t in self.shared.items()},
+            clipped=self.clipped + newer.clipped if newer else self.clipped,
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Encoded:
         """The same with `change` applied to all tensors of payload and metadata."""
         payload, metadata = ({k: change(t) for k, t in group.items()} for group in (self.payload, self.metadata))
-        return Encoded(payload, metadata, self.n, self.shared, self.clipped)
+        return replace(self, payload=payload, metadata=metadata)
 
     def tensors(self) -> list[Tensor]:
         """All tensors."""

@@ -8,6 +8,11 @@ from typing import Any
 from harness.stages.codec.base import Codec
 from harness.stages.keep import Keep
 
+SETTINGS = (  # of a codec, as a label shows them
+    *("bits", "rank", "heads", "layers", "basis", "axis", "group", "residual", "sinks", "first", "seed", "outliers", "pruned"),
+    "scale",
+)
+
 
 def rule(keep: Keep) -> list[str]:
     """The words of a label that say which tokens stay."""
@@ -29,11 +34,7 @@ def named(part: Any) -> str:
 def codec_words(codec: Codec) -> str:
     """Name of a codec, with settings that the name does not contain and that are not the default."""
     info = codec.info()
-    shown = {
-        key: info[key]
-        for key in ("bits", "axis", "group", "residual", "sinks", "first", "seed", "outliers", "pruned", "scale")
-        if info.get(key) is not None
-    }
+    shown = {key: info[key] for key in SETTINGS if info.get(key) is not None}
     if str(shown.get("bits", "")) in codec.name:
         shown.pop("bits", None)
     if shown.get("scale") == "dynamic":

@@ -16,7 +16,7 @@ from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.by_layer import codecs_of, of_layer
 from harness.stages.codec.exact import Exact
-from harness.stages.codec_rules import check_evicted, check_queries
+from harness.stages.codec_rules import check_aligned, check_evicted, check_queries
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
@@ -32,6 +32,7 @@ PHASES = ("prefill", "chunked", "always", "every_n")
 POSITIONS = ("original", "cache")
 ROPES = ("post", "pre")
 READS = ("every_step", "cached")
+
 EXACT: Codec = Exact()  # type: ignore[abstract]  # `check` has a body: nothing to refuse
 
 
@@ -101,6 +102,8 @@ class Stack:
         shared = getattr(keep.layers, "phases", PHASES)
         by = f"keep.layers={type(keep.layers).__name__} runs in {', '.join(shared)}"
         require(self.phase in shared, "compress.phase", self.phase, by)
+        for role, codec in (("keys", self.keys), ("values", self.values)):
+            check_aligned(role, codec, keep)
         if self.phase == "prefill":
             return
         if not uniform:

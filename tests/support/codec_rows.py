@@ -71,7 +71,7 @@ def heads_of(h: int, layers: int = 1) -> Heads:
 def fitted(codec: Codec, x_HND: Tensor, layers: int = 1) -> Codec:
     """The codec as a store would use it for these tokens; a calibrated one gets limits that hold them."""
     heads = heads_of(x_HND.shape[0], layers)
-    if codec.calibration is not None and codec.fitting is None:
+    if codec.calibration is not None and codec.fitting is None and codec.span is None:
         limit = x_HND.float().abs().amax(1).view(layers, heads.each, -1)
         codec = codec.calibrated(Limits(dict(enumerate(limit))))
     return codec.fit(x_HND, heads)

@@ -13,7 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from harness.stages.bases import Bases
 from harness.stages.codec.base import Codec
+from harness.stages.codec.xkv import XKV
 from harness.stages.encoded import Heads
 from harness.stages.keep import Keep
 from harness.stages.limits import Codebooks
@@ -95,7 +97,22 @@ def member(group: str, name: str, *changes: str) -> Any:
     return _calibrated(found) if group == "codec" else found
 
 
+@dataclass(frozen=True)
+class Turned(Bases):
+    """An orthonormal basis, of no meaning, for the heads of any model."""
+
+    by_layer: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def of_heads(self, heads: Heads, s: int, d: int, rank: int) -> torch.Tensor:
+        random = torch.randn(s * d, s * d, generator=torch.Generator().manual_seed(s * d))
+        return torch.linalg.qr(random).Q[:, :rank].expand(heads.n // s, -1, -1).reshape(heads.n, d, rank)
+
+
 def _calibrated(codec: Codec) -> Codec:
+    if isinstance(codec, XKV):
+        return replace(codec, layers=1)  # tiny models have as many layers as they like
+    if codec.span is not None:
+        return codec.calibrated(Turned())
     return codec if codec.calibration is None else codec.calibrated(Flat(size=codec.fitting.size if codec.fitting else 0))
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from harness.stages.bases import Span
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Calibration, Fitting, Limits
 from harness.stages.protocols import Needs
@@ -69,12 +70,31 @@ class Codec(Protocol):
         """
         return False
 
+    @property
+    def aligned(self) -> bool:
+        """True if heads that are encoded together must hold the same tokens: a row of numbers is that of one token in all."""
+        return False
+
+    @property
+    def layers_together(self) -> int:
+        """How many layers are encoded together, so that their heads must lie together."""
+        return 1
+
+    @property
+    def once(self) -> bool:
+        """True if its constants are those of the tokens that are encoded first, and later tokens stay exact."""
+        return False
+
     def info(self) -> dict[str, object]:
         """For the record: bits, axis, group, and where scales come from (unit, dynamic, frozen, calibrated)."""
         return {"codec": self.name}
 
     def check(self, head_dim: int) -> None:
         """Raise UserError if this head dim cannot be encoded."""
+
+    def check_heads(self, heads: int, layers: int) -> None:
+        """Raise UserError if `layers` layers that are alike, of so many KV heads, cannot be encoded."""
+        return None
 
     def for_role(self, role: str) -> Codec:
         """The codec for "keys" or for "values"."""
@@ -88,6 +108,11 @@ class Codec(Protocol):
     @property
     def fitting(self) -> Fitting | None:
         """The codebook to fit on the text of its `calibration`; None if it needs limits only."""
+        return None
+
+    @property
+    def span(self) -> Span | None:
+        """The basis to find before anything is encoded; None if it needs none."""
         return None
 
     def calibrated(self, limits: Limits) -> Codec:

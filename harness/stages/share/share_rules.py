@@ -33,6 +33,12 @@ def _stages(stack: Stack) -> Sequence[str]:
         for role, codec in (("keys", stack.keys), ("values", stack.values))
         if isinstance(codec, ByLayer)
     ]
+    found += [
+        f"with compress.{role}={codec.name} is not possible: its basis is of the model's own layers and heads, and others are "
+        "stored; legal are codecs that encode each head by itself"
+        for role, codec in (("keys", stack.keys), ("values", stack.values))
+        if codec.span is not None or getattr(codec, "layers_together", 1) > 1
+    ]
     return found
 
 

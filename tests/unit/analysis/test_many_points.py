@@ -86,6 +86,10 @@ def test_families_are_what_a_stack_does() -> None:
     assert family_of({"keep": {}, "keys": EXACT, "values": EXACT}) == "eviction"
     assert family_of({"keep": {}, "keys": INT8, "values": EXACT}) == "eviction + quantization"
     assert family_of({"transform": {}, "keys": INT8}) == "transform + quantization"
+    fewer = {"_target_": "harness.stages.codec.low_rank.LowRank", "inner": EXACT}
+    assert family_of({"keys": fewer, "values": EXACT}) == "low rank"
+    assert family_of({"keys": fewer, "values": fewer | {"inner": INT8}}) == "low rank + quantization"
+    assert family_of({"keys": fewer, "values": INT8}) == "low rank + quantization"
 
 
 @pytest.mark.parametrize("p", [0.5, 0.8, 0.9])

@@ -233,7 +233,7 @@ def test_bytes_an_odd_width_is_padded_and_counted() -> None:
 # --- chunking ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", [n for n in CODECS if not CODECS[n].once])  # a prompt comes in one call
 def test_case_11_codes_do_not_depend_on_the_calls(name: str) -> None:
     codec = CODECS[name]
     for n, dtype in ((288, torch.float16), (299, torch.bfloat16)):

@@ -107,7 +107,10 @@ def test_every_codec_with_every_keep_runs_or_says_what_does(name: str, phase: st
             continue
         sides = [codec.for_role(role) for role in ("keys", "values")]
         shared = phase == "always" and (max(one.block for one in sides) > 1 or any(one.joint for one in sides))
-        with pytest.raises(UserError, match="legal are phase=prefill") if shared else nullcontext():
+        by_position = isinstance(chosen.scorer, Recency) and type(chosen.layers).__name__ == "Uniform"
+        free = any(one.aligned for one in sides) and not by_position
+        says = "legal are a keep by position" if free else "legal are phase=prefill"
+        with pytest.raises(UserError, match=says) if shared or free else nullcontext():
             Stack(keep=chosen, phase=phase, keys=codec, values=codec)
 
 
