@@ -113,7 +113,7 @@ class Projected(Codec):
     def fit(self, x_HND: Tensor, heads: Heads) -> Codec:
         """The rows of the bases for these heads, in the cache dtype, and the inner codec's constants."""
         q = self.numbers(int(x_HND.shape[2]), x_HND.element_size())
-        basis = self.vectors(x_HND, heads, q).to(x_HND.device, x_HND.dtype).contiguous()
+        basis = self.vectors(x_HND, heads, q).to(x_HND.dtype).contiguous().to(x_HND.device)
         found = replace(self, basis_HDR=basis)
         return replace(found, inner=self.inner.fit(_coefficients(x_HND, basis, q)[0], heads))
 
