@@ -1,11 +1,18 @@
-"""What holds for every test: under CI a skipped test is a failed one, for CI installs all that a test may need."""
+"""What holds for every test: under CI a skipped test is a failed one, for CI installs all that a test may need.
+
+But for what the oldest supported transformers has not: families and kinds of caches came later.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from importlib.metadata import version
 
 import pytest
+
+OLDEST = version("transformers").startswith("5.2.")
+LACKS = ("transformers ", "this version of transformers ")  # how the reasons of such skips begin
 
 
 @pytest.hookimpl(wrapper=True)
@@ -13,7 +20,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
+    lacks = OLDEST and call.excinfo is not None and str(call.excinfo.value).startswith(LACKS)
+    if report.skipped and os.environ.get("CI") and not lacks and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped, which CI does not allow: {call.excinfo and call.excinfo.value}"
     return report
