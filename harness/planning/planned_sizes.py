@@ -104,6 +104,7 @@ class Planner:
     def _fits(self, room: Room, arm: Arm, asked: Asked) -> Iterator[dict[str, object]]:
         serving = Serving(itemsize=self.itemsize, page=asked.page, new=asked.new)
         shape, limit = self.model.shape, self.model.positions or max(asked.seq)
+        most = longest(room.bytes, arm.stack, shape, asked.batch[0], serving, limit) if room.bytes > 0 else 0
         for seq in asked.seq:
             try:
                 count = most_sequences(room.bytes, arm.stack, shape, seq, serving)
@@ -117,5 +118,5 @@ class Planner:
                 "stack": name_of(arm),
                 "seq": seq,
                 "sequences": count,
-                "longest": longest(room.bytes, arm.stack, shape, asked.batch[0], serving, limit) if room.bytes > 0 else 0,
+                "longest": most,
             }

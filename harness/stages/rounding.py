@@ -39,3 +39,12 @@ def clamp_to_range(x: Tensor, dtype: torch.dtype | None = None) -> None:
     """
     if (dtype or x.dtype) == torch.float16:
         x.clamp_(-torch.finfo(torch.float16).max, torch.finfo(torch.float16).max)
+
+
+def in_range(y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | int]:
+    """(y, fp32, in a cache dtype; how many of its elements were clamped to the range of float16, in place)."""
+    if dtype != torch.float16:
+        return y.to(dtype), 0
+    clipped = (y.abs() > torch.finfo(dtype).max).sum()
+    clamp_to_range(y, dtype)
+    return y.to(dtype), clipped

@@ -12,13 +12,14 @@ from torch import Tensor
 from harness.errors import UserError, require
 from harness.fields import read_as
 from harness.stages.codec.base import Codec
+from harness.stages.codec.over_inner import OverInner
 from harness.stages.codec.packing import head_blocks
 from harness.stages.encoded import Encoded, Heads
-from harness.stages.rounding import clamp_to_range
+from harness.stages.rounding import clamp_to_range, in_range
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hadamard(Codec):
+class Hadamard(OverInner):
     """QuaRot's KV cache (arXiv 2404.00456; kvpress: none): y = x H / sqrt(d) is encoded by `inner`, x' = y' H / sqrt(d).
 
     H is Sylvester's Hadamard matrix of size d: H / sqrt(d) is symmetric and orthogonal, so it undoes itself, keeps the length
@@ -34,14 +35,6 @@ class Hadamard(Codec):
 
     def __post_init__(self) -> None:
         require(self.inner.calibration is None, "codec.inner", self.inner.name, "calibrated limits have no rotation")
-
-    @property
-    def block(self) -> int:
-        return self.inner.block
-
-    @property
-    def flush(self) -> int:
-        return self.inner.flush
 
     @property
     def residual(self) -> int:
@@ -101,9 +94,4 @@ def matrix(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _rotated(x_HND: Tensor) -> tuple[Tensor, Tensor | int]:
     """(x H / sqrt(d) in x's dtype, number of elements clamped to the range of float16)."""
-    y = x_HND.float() @ matrix(x_HND.shape[2], torch.float32, x_HND.device)
-    if x_HND.dtype != torch.float16:
-        return y.to(x_HND.dtype), 0
-    clipped = (y.abs() > torch.finfo(torch.float16).max).sum()
-    clamp_to_range(y, torch.float16)
-    return y.half(), clipped
+    return in_range(x_HND.float() @ matrix(x_HND.shape[2], torch.float32, x_HND.device), x_HND.dtype)

@@ -12,16 +12,17 @@ from torch import Tensor
 from harness.errors import UserError, require
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
+from harness.stages.codec.over_inner import OverInner
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.rank import Rank
-from harness.stages.rounding import clamp_to_range
+from harness.stages.rounding import clamp_to_range, in_range
+from harness.stages.tiled import tiled_product
 
-TILE = 16  # rows of every product: a library sums in another order for another number of rows
 BASIS = "basis"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Projected(Codec):
+class Projected(OverInner):
     """y = x B is encoded by `inner`, x' = y' B^T: x holds s heads of a token side by side, B [s * D, s * q] is orthonormal.
 
     y is cut into s slices of q numbers, by falling energy, so that every head stores q numbers of a token, as heads of dim q
@@ -42,10 +43,7 @@ class Projected(Codec):
         for key in ("sinks", "recent"):
             value = getattr(self, key)
             require(isinstance(value, int) and value >= 0, f"codec.{key}", value, "a number of exact tokens, 0 or more")
-        inner = self.inner
-        plain = inner.calibration is None and not (inner.joint or inner.residual or inner.sinks or inner.needs)
-        said = "one without calibration, residual or sinks of its own, such as exact, int8, int4_token with residual 0"
-        require(plain and not isinstance(inner, Projected), "codec.inner", inner.name, said)
+        self.require_plain(beside=not self.inner.needs and not isinstance(self.inner, Projected))
 
     @abstractmethod
     def together(self, h: int) -> int:
@@ -62,14 +60,6 @@ class Projected(Codec):
     @property
     def by_tokens(self) -> bool:
         return self.inner.by_tokens
-
-    @property
-    def block(self) -> int:
-        return self.inner.block
-
-    @property
-    def flush(self) -> int:
-        return self.inner.flush
 
     @property
     def residual(self) -> int:
@@ -139,7 +129,7 @@ class Projected(Codec):
         for first in range(0, len(basis), s):
             side_NR = y[first : first + s].transpose(0, 1).reshape(e.n, -1)
             for head in range(max(first, e.skip), min(first + s, e.skip + len(out_HND))):
-                x = _product(side_NR, basis[head].to(out_HND.dtype).T)
+                x = tiled_product(side_NR, basis[head].to(out_HND.dtype).T)
                 clamp_to_range(x)
                 out_HND[head - e.skip] = x
 
@@ -156,17 +146,5 @@ def _coefficients(x_HND: Tensor, basis_HDR: Tensor, q: int) -> tuple[Tensor, Ten
     s = rank // q
     sides = x_HND.float().view(h // s, s, n, d).transpose(1, 2).reshape(h // s, n, s * d)
     bases = basis_HDR.float().reshape(h // s, s * d, rank)
-    y = torch.stack([_product(x, basis) for x, basis in zip(sides, bases, strict=True)])
-    y = y.view(h // s, n, s, q).transpose(1, 2).reshape(h, n, q)
-    if x_HND.dtype != torch.float16:
-        return y.to(x_HND.dtype), 0
-    clipped = (y.abs() > torch.finfo(torch.float16).max).sum()
-    clamp_to_range(y, torch.float16)
-    return y.half(), clipped
-
-
-def _product(x_NC: Tensor, w_CR: Tensor) -> Tensor:
-    """X w [N, R] in tiles of TILE rows, the last filled up with zeros: a row's sums do not depend on the others."""
-    n = x_NC.shape[0]
-    tiles = torch.nn.functional.pad(x_NC, (0, 0, 0, -n % TILE)).view(-1, TILE, x_NC.shape[1])
-    return torch.bmm(tiles, w_CR.expand(len(tiles), -1, -1)).view(-1, w_CR.shape[1])[:n]
+    y = torch.stack([tiled_product(x, basis) for x, basis in zip(sides, bases, strict=True)])
+    return in_range(y.view(h // s, n, s, q).transpose(1, 2).reshape(h, n, q), x_HND.dtype)

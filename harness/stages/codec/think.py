@@ -12,13 +12,14 @@ from harness.errors import UserError, require
 from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
+from harness.stages.codec.over_inner import OverInner
 from harness.stages.codec.packing import pack, packed_width, unpack
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.protocols import Needs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Think(Codec):
+class Think(OverInner):
     """ThinK (arXiv 2407.21018; kvpress: ThinKPress, which only zeroes): keys lose `ratio` of their channels.
 
     They differ by prompt and head. A channel's score is the Frobenius norm of its part of Q K^T: the mean square of the last
@@ -47,9 +48,7 @@ class Think(Codec):
         for key in ("recent", "sinks"):
             value = getattr(self, key)
             require(isinstance(value, int) and value >= 0, f"codec.{key}", value, "a number of tokens, 0 or more")
-        plain = self.inner.calibration is None and not self.inner.joint and not self.inner.residual and not self.inner.sinks
-        said = "one without calibration, residual or sinks of its own, such as exact, int8, int4_token with residual 0"
-        require(plain, "codec.inner", self.inner.name, said)
+        self.require_plain()
 
     def for_role(self, role: str) -> Codec:
         """For values the inner codec, with the same exact tokens where it has such settings."""
@@ -64,14 +63,6 @@ class Think(Codec):
         if not self.kept(head_dim):
             raise UserError(f"codec.ratio={self.ratio} is not possible: of {head_dim} channels none would stay")
         self.inner.check(self.kept(head_dim))
-
-    @property
-    def block(self) -> int:
-        return self.inner.block
-
-    @property
-    def flush(self) -> int:
-        return self.inner.flush
 
     @property
     def residual(self) -> int:

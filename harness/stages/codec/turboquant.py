@@ -17,6 +17,7 @@ from harness.stages.codec.hadamard import matrix as hadamard
 from harness.stages.codec.packing import head_blocks, pack, packed_width, unpack
 from harness.stages.encoded import Encoded
 from harness.stages.rounding import clamp_to_range
+from harness.stages.tiled import tiled_product
 
 BITS = (1, 2, 3, 4)
 VARIANTS = ("mse", "prod", "auto")
@@ -127,14 +128,14 @@ class TurboQuant(Codec):
         Products are in tiles of a fixed number of tokens, so that no code depends on which other tokens came with it.
         """
         device, found = unit_HND.device, dict[str, Tensor]()
-        y = _tiled(unit_HND, rotation(self.rotation, d, self.seed, torch.float32, device))
+        y = tiled_product(unit_HND, rotation(self.rotation, d, self.seed, torch.float32, device))
         if self._code_bits:
             points = points_on(d, self._code_bits, device)
             codes = nearest(y, points)
             found["codes"] = pack(codes, self._code_bits)
             y = y - points[codes.long()] if self._prod else y
         if self._prod:
-            signs = _tiled(y, gaussian(d, self.seed, torch.float32, device).T) >= 0
+            signs = tiled_product(y, gaussian(d, self.seed, torch.float32, device).T) >= 0
             found |= {"signs": pack(signs.to(torch.uint8), 1), "left": y.norm(dim=-1, keepdim=True)}
         return found
 
@@ -163,16 +164,6 @@ class TurboQuant(Codec):
     def _constants_bytes(self, d: int) -> int:
         """P, S and the codebook, fp32."""
         return 4 * (d * d * (2 if self._prod else 1) + (1 << self._code_bits if self._code_bits else 0))
-
-
-TILE = 16  # tokens
-
-
-def _tiled(x_HND: Tensor, by_DD: Tensor) -> Tensor:
-    """X @ by, a product of its own for every TILE vectors: one large product would sum in an order that depends on its size."""
-    flat = x_HND.flatten(0, -2)
-    tiles = torch.nn.functional.pad(flat, (0, 0, 0, -len(flat) % TILE)).view(-1, TILE, flat.shape[-1])
-    return torch.bmm(tiles, by_DD.expand(len(tiles), -1, -1)).flatten(0, 1)[: len(flat)].view(x_HND.shape)
 
 
 def _named(variant: str, turn: str) -> str:
