@@ -149,10 +149,10 @@ class TurboQuant(Codec):
                 y = looked_up(e.payload["codes"][some], self._code_bits, points, d) * e.metadata["size"][some].float()
             if self._prod:
                 signs = unpack(e.payload["signs"][some], 1, d).float().mul_(2).sub_(1)
-                turned = signs @ gaussian(d, self.seed, torch.float32, device)
+                turned = tiled_product(signs, gaussian(d, self.seed, torch.float32, device))
                 y = turned.mul_(math.sqrt(math.pi / 2 / d) * e.metadata["left"][some].float()).add_(y)
             assert isinstance(y, Tensor)
-            x = y @ back
+            x = tiled_product(y, back)
             clamp_to_range(x, out_HND.dtype)
             out_HND[some] = x
 
