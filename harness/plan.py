@@ -6,13 +6,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hydra.errors import OverrideParseException
-
 from harness.configure.arms import arms_of
 from harness.configure.compose import compose
 from harness.configure.overrides import key_of, parsed, plain
 from harness.configure.typed import build
-from harness.errors import UserError, require
 from harness.files.plain_files import printable
 from harness.models.load import DTYPES, ModelSpec
 from harness.planning.architecture import Architecture, known, named, of_config
@@ -21,6 +18,7 @@ from harness.planning.gpus import GPUS
 from harness.planning.plan_page import write
 from harness.planning.plan_tables import show
 from harness.planning.planned_sizes import Plan, Planner
+from harness.usage import answered
 
 USAGE = f"""python -m harness.plan [model=NAME] [compress=NAME | stacks=[a,b]] [KEY=VALUE]...
 
@@ -43,13 +41,13 @@ def plan(overrides: Sequence[str]) -> tuple[Architecture, Asked, Plan]:
     model, rest = _without_named(rest)
     cfg = compose(rest)
     arms = arms_of(cfg, rest)
-    architecture = named(model) if model else _configured(build(cfg.model, "model"))
-    kv, own = str(cfg.model.kv_dtype), str(cfg.model.dtype)
-    for key, value in (("model.kv_dtype", kv), ("model.dtype", own)):
-        require(value in DTYPES, key, value, f"one of {', '.join(DTYPES)}")
+    spec = build(cfg.model, "model")
+    assert isinstance(spec, ModelSpec)
+    architecture = named(model) if model else _configured(spec)
     given = any(key_of(one) == "model.dtype" for one in rest)
-    weight = 2.0 if model and not given else float(DTYPES[own].itemsize)  # checkpoints are of 16 bits, as served
-    return architecture, asked, Planner(model=architecture, itemsize=DTYPES[kv].itemsize, weight=weight).plan(arms, asked)
+    weight = 2.0 if model and not given else float(DTYPES[spec.dtype].itemsize)  # checkpoints are of 16 bits, as served
+    planner = Planner(model=architecture, itemsize=DTYPES[spec.kv_dtype].itemsize, weight=weight)
+    return architecture, asked, planner.plan(arms, asked)
 
 
 def _without_named(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -61,8 +59,7 @@ def _without_named(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     return str(name), [one for one in overrides if key_of(one) != "model"]
 
 
-def _configured(spec: object) -> Architecture:
-    assert isinstance(spec, ModelSpec)
+def _configured(spec: ModelSpec) -> Architecture:
     spec.check()
     return of_config(spec.name, spec.config(), f"the transformers config of {spec.name}", DTYPES[spec.dtype])
 
@@ -74,24 +71,21 @@ def lines(model: Architecture, found: Plan) -> Iterator[str]:
     yield from (f"caution: {line}" for line in found.cautions)
 
 
+def run(overrides: Sequence[str]) -> None:
+    """Plan, print, and write what was asked for. UserError for what is not possible."""
+    model, asked, found = plan(overrides)
+    show(found.sizes, found.fits)
+    said = list(lines(model, found))
+    for line in said:
+        print(printable(line))
+    if asked.out:
+        write(Path(asked.out), found.sizes, found.fits, said)
+        print(printable(asked.out))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on what is wrong."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print(USAGE)
-        return 0
-    try:
-        model, asked, found = plan(given)
-        show(found.sizes, found.fits)
-        for line in lines(model, found):
-            print(printable(line))
-        if asked.out:
-            write(Path(asked.out), found.sizes, found.fits, list(lines(model, found)))
-            print(printable(asked.out))
-    except (UserError, OverrideParseException) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        return 2
-    return 0
+    return answered(run, USAGE, arguments)
 
 
 if __name__ == "__main__":

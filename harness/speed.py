@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from harness.calibrate.codec_limits import calibrated
 from harness.configure.arms import Arm, arms_of
 from harness.configure.compose import compose
 from harness.configure.options import Options
-from harness.configure.overrides import key_of, parsed, plain
+from harness.configure.overrides import own_keys, parsed, plain
 from harness.configure.typed import build
 from harness.engine.engine import Engine
-from harness.errors import UserError, require
+from harness.errors import require
 from harness.files.paths import user_path
 from harness.files.plain_files import printable
 from harness.kv.attention import NAME
@@ -26,6 +25,7 @@ from harness.models.load import LM, ModelSpec, load
 from harness.timing.measured import Prompt, Stopwatch
 from harness.timing.speed_page import show, write
 from harness.timing.speeds import speeds
+from harness.usage import answered
 
 USAGE = """python -m harness.speed [model=NAME] [compress=NAME | stacks=[a,b]] [KEY=VALUE]...
 
@@ -69,16 +69,8 @@ class Asked:
 
 def divided(overrides: Sequence[str]) -> tuple[Asked, list[str]]:
     """(the own keys of this command, the overrides of a run that are left). UserError for a value that is not possible."""
-    own: dict[str, Any] = {}
-    rest = []
-    for text in overrides:
-        key = key_of(text)
-        if key not in Asked.__dataclass_fields__:
-            rest.append(text)
-            continue
-        require(key not in own, key, text.partition("=")[2], "given twice")
-        own[key] = plain(parsed(text).value())
-    return Asked(**own), rest
+    own, rest = own_keys(overrides, Asked.__dataclass_fields__)
+    return Asked(**{key: plain(parsed(text).value()) for key, text in own.items()}), rest
 
 
 def prompt_of(lm: LM, cfg: DictConfig, asked: Asked) -> Prompt:
@@ -130,16 +122,7 @@ def _said(arms: Sequence[Arm], asked: Asked, spec: ModelSpec, engine: Engine, *,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on what is wrong."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print(USAGE)
-        return 0
-    try:
-        run(given)
-    except (UserError, OverrideParseException) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        return 2
-    return 0
+    return answered(run, USAGE, arguments)
 
 
 if __name__ == "__main__":

@@ -121,9 +121,9 @@ def _arm(point: Point, base: Mapping[Any, Record]) -> Arm:
     )
 
 
-def joint(found: Sequence[Evidence]) -> Iterator[tuple[str, list[Arm]]]:
-    """(key, the arm in each) of the arms that every one of these has: what can be recommended for all of them at once."""
+def joint(found: Sequence[Evidence]) -> Iterator[list[Arm]]:
+    """The arms that every one of these has, as they are in each: what can be recommended for all of them at once."""
     known = [{arm.key: arm for arm in one.arms} for one in found]
     for key in known[0] if known else ():
         if all(key in arms for arms in known):
-            yield key, [arms[key] for arms in known]
+            yield [arms[key] for arms in known]

@@ -155,7 +155,7 @@ def _jointly(found: Sequence[Evidence], wish: Wish) -> Iterator[str]:
     """One arm for all tasks: it must pass on each, so the joint p-value is the largest."""
     assert wish.max_loss is not None
     yield f"{found[0].model} · jointly over {len(found)} tasks and modes"
-    table = [arms for _, arms in joint(found)]
+    table = list(joint(found))
     if not table:
         yield "  no stack was measured on all of them at the same point"
         return

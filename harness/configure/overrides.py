@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+
+from harness.errors import require
 
 STACK = "compress"
 
@@ -19,6 +21,20 @@ def parsed(text: str) -> Override:
 def key_of(override: str) -> str:
     """The key of a Hydra override."""
     return override.split("=", 1)[0].lstrip("+~")
+
+
+def own_keys(overrides: Sequence[str], keys: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """(a command's own keys, with the override of each; the overrides that are left). UserError for a key given twice."""
+    own: dict[str, str] = {}
+    rest = []
+    for text in overrides:
+        key = key_of(text)
+        if key not in keys:
+            rest.append(text)
+            continue
+        require(key not in own, key, text.partition("=")[2], "given twice")
+        own[key] = text
+    return own, rest
 
 
 def is_stack_override(override: str) -> bool:

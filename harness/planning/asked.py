@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.configure.overrides import key_of, parsed, plain
+from harness.configure.overrides import own_keys, parsed, plain
 from harness.errors import UserError, require
 from harness.planning.gpus import GPUS
 
@@ -57,7 +57,6 @@ class Asked:
 
 
 LISTS = ("seq", "batch", "gpu")
-KEYS = tuple(Asked.__dataclass_fields__)
 
 
 def divided(overrides: Sequence[str]) -> tuple[Asked, list[str]]:
@@ -66,16 +65,8 @@ def divided(overrides: Sequence[str]) -> tuple[Asked, list[str]]:
     Raises:
         UserError: a value that is not possible, or given twice.
     """
-    own: dict[str, Any] = {}
-    rest = []
-    for text in overrides:
-        key = key_of(text)
-        if key not in KEYS:
-            rest.append(text)
-            continue
-        require(key not in own, key, text.partition("=")[2], "given twice")
-        own[key] = _value(key, text)
-    return Asked(**own), rest
+    own, rest = own_keys(overrides, Asked.__dataclass_fields__)
+    return Asked(**{key: _value(key, text) for key, text in own.items()}), rest
 
 
 def _value(key: str, text: str) -> Any:
