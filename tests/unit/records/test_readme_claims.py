@@ -1,7 +1,8 @@
 """The README's numbers: each claim is a line of a committed reference, named beside it, and each printed table is one of its tables.
 
-A line with results ends in `<!-- FILE | LABEL | COLUMN ... -->`: the numbers of the line, in their order, are those columns of that
-point of that file under results/reference, rounded as they are written. Numbers of names and settings stand in backticks.
+Behind results stands `<!-- FILE; LABEL; COLUMN ... -->`: the numbers before it on its line, in their order, are those columns of
+that point of that file under results/reference, rounded as they are written; of contrasts the label is `ONE against OTHER`.
+Numbers of names and settings stand in backticks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "results" / "reference"
-CLAIM = re.compile(r"<!-- (?P<file>\S+\.csv) \| (?P<label>[^|]+?) \| (?P<columns>[^|]+?) -->")
+CLAIM = re.compile(r"<!-- (?P<file>\S+\.csv); (?P<label>[^;]+); (?P<columns>[^;]+) -->")
 NUMBER = re.compile(r"(?<![\w.,])[+-]?\d+(?:\.\d+)?(?: ?%)?(?![\w])")
 RESULT = re.compile(r"\d\.\d|\d ?%|\[[+-]?\d")  # decimals, percentages, intervals
 NOT_TEXT = re.compile(r"`[^`]*`|\]\([^)]*\)|!\[[^\]]*\]")
