@@ -50,14 +50,17 @@ class Told:
 
     def __init__(self, losses: dict[str, float]) -> None:
         self.losses, self.made, self.rng = losses, dict[str, dict[str, Any]](), np.random.default_rng(0)
+        self.read = 0
 
     def make(self, part: list[Asked]) -> None:
         for one in part:
             lost = one.arm.name != "full" and self.rng.random() < self.losses[one.arm.name]
             self.made[one.key] = make(key=one.key, score=float(not lost))
 
-    def records(self) -> list[dict[str, Any]]:
-        return list(self.made.values())
+    def fresh(self) -> list[dict[str, Any]]:
+        found = list(self.made.values())[self.read :]
+        self.read += len(found)
+        return found
 
 
 def test_an_arm_stops_once_it_is_resolved_and_the_others_go_on() -> None:
