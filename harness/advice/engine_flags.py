@@ -8,6 +8,8 @@ from typing import Any
 FLAGS = {  # by the codec of keys and values; nearest, not equal: engines group and round in their own ways
     "fp8_e4m3": "vLLM: --kv-cache-dtype fp8_e4m3; SGLang: --kv-cache-dtype fp8_e4m3; TensorRT-LLM: kv_cache_quant_algo FP8",
     "fp8_e5m2": "vLLM: --kv-cache-dtype fp8_e5m2; SGLang: --kv-cache-dtype fp8_e5m2",
+    "nvfp4": "TensorRT-LLM: KvCacheConfig(dtype='nvfp4') with a quantized checkpoint; vLLM (0.21 on): --kv-cache-dtype nvfp4",
+    "mxfp4": "SGLang: --kv-cache-dtype fp4_e2m1 (groups of 16)",
     "int8": "LMDeploy: --quant-policy 8",
     "int8_static": "TensorRT-LLM: kv_cache_quant_algo INT8",
     "int8_tensor": "TensorRT-LLM: kv_cache_quant_algo INT8",

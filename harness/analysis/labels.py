@@ -70,7 +70,7 @@ def bits_of(codec: object) -> int | None:
     if codec.get("inner") is not None:
         return bits_of(codec["inner"])
     name = str(codec.get("_target_", "")).rsplit(".", 1)[-1]
-    found = re.fullmatch(r"(?:Int|Float)(\d+)(?:Static)?", name)
+    found = re.fullmatch(r"(?:Int|(?:Nv)?Float)(\d+)(?:Static)?", name)
     return 16 if _exact(codec) else int(found[1]) if found else None
 
 

@@ -49,3 +49,22 @@ def test_it_warns_of_what_bytes_do_not_say(capsys: pytest.CaptureFixture[str]) -
     assert "do not compute in FP8" in text
     assert "its perplexity collapses past the window" in text
     assert "8192 tokens are more than the 4096 positions" in text
+
+
+@pytest.mark.parametrize(
+    ("stack", "slow"),
+    [
+        ("nvfp4", {"NVFP4": "a100_80gb, h100_80gb"}),
+        ("mxfp8", {"MXFP8": "a100_80gb, h100_80gb"}),
+        ("fp8_e4m3", {"FP8": "a100_80gb"}),
+        ("int4", {}),
+    ],
+)
+def test_it_warns_of_numbers_that_an_accelerator_does_not_compute_in(
+    stack: str, slow: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU that has the format is not named."""
+    text = said(capsys, "model=llama3_8b", f"stacks=[{stack}]", "gpu=[a100_80gb,h100_80gb,b200]", "seq=1024")
+    found = {line.split(" do not compute in ")[1].split(":")[0]: line for line in text.splitlines() if "do not compute" in line}
+    assert set(found) == set(slow)
+    assert all(f"{names} do not compute" in found[word] and "b200" not in found[word] for word, names in slow.items())
