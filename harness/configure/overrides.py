@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from harness.errors import require
+from harness.errors import UserError, require
 
 STACK = "compress"
 
@@ -23,17 +24,25 @@ def key_of(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+~")
 
 
-def own_keys(overrides: Sequence[str], keys: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """(a command's own keys, with the override of each; the overrides that are left). UserError for a key given twice."""
+def own_keys(overrides: Sequence[str], keys: Collection[str], read: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """(a command's own keys, with the override of each; the overrides that are left).
+
+    read: top-level keys of a run that the command reads.
+
+    Raises:
+        UserError: a key given twice, or one of a run that nothing would come of here.
+    """
     own: dict[str, str] = {}
     rest = []
     for text in overrides:
         key = key_of(text)
-        if key not in keys:
-            rest.append(text)
+        if key in keys:
+            require(key not in own, key, text.partition("=")[2], "given twice")
+            own[key] = text
             continue
-        require(key not in own, key, text.partition("=")[2], "given twice")
-        own[key] = text
+        if re.split(r"[.@/=]", key.rpartition("@")[2])[0] not in read:
+            raise UserError(f"{text} is not possible: this command reads {', '.join(keys)}, and of a run {', '.join(read)}")
+        rest.append(text)
     return own, rest
 
 

@@ -22,7 +22,7 @@ from harness.engine.batches import one_line
 from harness.engine.engine import Engine
 from harness.engine.scheduler import Scheduler
 from harness.engine.time_limit import TimedEngine
-from harness.errors import UserError, require
+from harness.errors import UnfitStackError, UserError, require
 from harness.evaluation.evaluate import Runner, evaluate
 from harness.evaluation.lm_eval_runner import LmEvalRunner
 from harness.evaluation.planned import Planned, Setup, samples_of
@@ -42,9 +42,8 @@ from tasks.lm_eval_task import LmEval
 from tasks.stream import Stream
 
 NOT_IDENTITY = "compress stacks limit precision results_dir memory_limit progress redo time_limit decoded_views".split()
-Build = Callable[
-    [object, str], object
-]  # from the configuration of a model, a task, ... and its name, which a refusal starts with
+# From the configuration of a model, a task, ... and its name, which a refusal starts with:
+Build = Callable[[object, str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +160,7 @@ def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build
         batch_invariant=engine.invariant,
         adaptive=options.auto,
     )
-    ready = tuple(_calibrated(arm, engine, lm) for arm in arms)
+    ready = tuple(calibrated_arm(arm, engine, lm) for arm in arms)
     return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, arms=ready)
 
 
@@ -172,13 +171,16 @@ def _check_calibration(arms: Sequence[Arm]) -> None:
             wanted.corpus.documents()
 
 
-def _calibrated(arm: Arm, engine: Engine, lm: LM) -> Arm:
+def calibrated_arm(arm: Arm, engine: Engine, lm: LM) -> Arm:
     """An arm whose codecs have their limits; the digest of their table joins its configuration, and so the record's key.
 
-    Where measuring them fails, for want of time or memory, its records fail, and no other's.
+    Where measuring them fails, for want of time or memory, its records fail, and where the model does not allow the stack they
+    are refused: no other's. UserError for what concerns the whole run, such as a cache that cannot be written.
     """
     try:
         stack = calibrated(arm.stack, engine, lm)
+    except UnfitStackError as error:
+        return replace(arm, refusal=str(error))
     except UserError:
         raise
     except Exception as error:
