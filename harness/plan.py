@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.configure.arms import FULL, arms_of
 from harness.configure.compose import compose
-from harness.configure.overrides import key_of, parsed, plain
+from harness.configure.overrides import key_of, single
 from harness.configure.typed import build
 from harness.files.pipes import end_with_reader
 from harness.files.plain_files import printable
@@ -53,7 +53,7 @@ def plan(overrides: Sequence[str]) -> tuple[Architecture, Asked, Plan]:
 def _without_named(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     """(the model, if its dimensions are on file; the overrides that are left to compose)."""
     chosen = [one for one in overrides if key_of(one) == "model"]
-    name = plain(parsed(chosen[-1]).value()) if chosen else None
+    name = single(chosen[-1]) if chosen else None
     if name not in known():
         return None, list(overrides)
     return str(name), [one for one in overrides if key_of(one) != "model"]

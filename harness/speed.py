@@ -15,7 +15,7 @@ from harness.configure.arguments import check_arguments
 from harness.configure.arms import FULL, Arm, arms_of
 from harness.configure.compose import compose
 from harness.configure.options import Options
-from harness.configure.overrides import own_keys, parsed, plain
+from harness.configure.overrides import own_keys, single
 from harness.configure.typed import build
 from harness.engine.engine import Engine
 from harness.errors import require
@@ -62,8 +62,7 @@ class Asked:
     def __post_init__(self) -> None:
         for key, least in (("seq", 2), ("new", 2), ("repeats", 1), ("warm_up", 0)):
             value = getattr(self, key)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            require(whole and value >= least, key, value, f"a whole number, {least} or more")
+            require(type(value) is int and least <= value < 1 << 30, key, value, f"a whole number, {least} or more")
         require(isinstance(self.out, str), "out", self.out, "a file to write")
         page = self.page_file
         require(page is None or page.parent.is_dir(), "out", self.out, "a file in a folder that is there")
@@ -81,7 +80,7 @@ def divided(overrides: Sequence[str]) -> tuple[Asked, list[str]]:
     """(the own keys of this command, the overrides of a run that are left). UserError for what is not possible."""
     own, rest = own_keys(overrides, Asked.__dataclass_fields__, READ)
     check_arguments(rest)
-    return Asked(**{key: plain(parsed(text).value()) for key, text in own.items()}), rest
+    return Asked(**{key: single(text) for key, text in own.items()}), rest
 
 
 def prompt_of(lm: LM, cfg: DictConfig, asked: Asked) -> Prompt:

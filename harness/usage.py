@@ -7,9 +7,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hydra.errors import OverrideParseException
-
-from harness.configure.hydra_errors import said
 from harness.errors import UserError
 from harness.files.paths import CONF, user_path
 from harness.files.plain_files import printable
@@ -77,9 +74,8 @@ def answered(run: Callable[[Sequence[str]], int], own_page: str, arguments: Sequ
         return 0
     try:
         return run(given)
-    except (UserError, OverrideParseException) as error:
-        line = said(error) if isinstance(error, OverrideParseException) else error
-        print(printable(f"error: {line}"), file=sys.stderr)
+    except UserError as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
 
 

@@ -8,15 +8,20 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 
 from harness.errors import UserError, require
 
 STACK = "compress"
+NO_OVERRIDE = "is not understood: it takes KEY=VALUE, every bracket closed, odd characters in quotes"
 
 
 def parsed(text: str) -> Override:
-    """The override that a text is (OverrideParseException where it is none)."""
-    return OverridesParser.create().parse_override(text)
+    """The override that a text is (UserError where it is none)."""
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException:
+        raise UserError(f"{text} {NO_OVERRIDE}") from None
 
 
 def key_of(override: str) -> str:
@@ -61,6 +66,14 @@ def place_of(override: str) -> str | None:
 def plain(value: Any) -> Any:
     """A parsed value without its quotes."""
     return getattr(value, "text", value)
+
+
+def single(text: str, several: str = "one value is asked for here") -> Any:
+    """The one value of an override without its quotes; UserError where it is a sweep, or none."""
+    override = parsed(text)
+    if override.is_sweep_override():
+        raise UserError(f"{text} is not possible: {several}")
+    return plain(override.value())
 
 
 def values(override: str) -> Iterator[tuple[str, Any]]:

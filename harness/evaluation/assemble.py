@@ -166,9 +166,8 @@ def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build
 
 def _check_calibration(arms: Sequence[Arm]) -> None:
     """Calibration text that cannot be had ends the run before the model loads."""
-    for arm in arms:
-        for wanted in arm.stack.calibrations:
-            wanted.corpus.documents()
+    for wanted in (one for arm in arms for one in arm.stack.calibrations):
+        wanted.corpus.documents()
 
 
 def calibrated_arm(arm: Arm, engine: Engine, lm: LM) -> Arm:
@@ -189,8 +188,7 @@ def calibrated_arm(arm: Arm, engine: Engine, lm: LM) -> Arm:
         return arm
     config = copy.deepcopy(arm.config)
     for role in (*ROLES, "share"):
-        part = getattr(stack, role)
-        about = part and part.info().get("calibration")
+        about = (part := getattr(stack, role)) and part.info().get("calibration")
         if isinstance(about, Mapping) and config[role].get("calibration"):
             config[role]["calibration"]["table"] = about["table"]
     return replace(arm, stack=stack, config=config)
@@ -210,8 +208,8 @@ def outlined(config: Config, build: Build = typed.build) -> tuple[Options, Model
     options = Options.of(config)
     spec = of_kind(build(config["model"], "model"), ModelSpec, "model")
     task = of_kind(build(config["task"], "task"), Task, "task")  # type: ignore[type-abstract]
-    several = len(options.seeds) > 1
-    require(not several or _kind(task) != "lm_eval", "seed", list(options.seeds), "task=lm_eval takes one seed a run")
+    one = len(options.seeds) == 1 or _kind(task) != "lm_eval"
+    require(one, "seed", list(options.seeds), "task=lm_eval takes one seed a run")
     return options, spec, task
 
 

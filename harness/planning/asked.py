@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.configure.arguments import check_arguments
-from harness.configure.overrides import own_keys, parsed, plain
-from harness.errors import UserError, require
+from harness.configure.overrides import own_keys, plain, single
+from harness.errors import require
 from harness.files.paths import page_path
 from harness.planning.gpus import GPUS
 
+MOST = 1 << 30  # tokens, sequences, accelerators: beyond, nothing is planned
 WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 
 
@@ -46,10 +47,11 @@ class Asked:
     def __post_init__(self) -> None:
         for key in ("seq", "batch"):
             for number in getattr(self, key) or (0,):
-                require(_whole(number) and number > 0, key, number, "a positive whole number, or a list of them")
+                fits = _whole(number) and 0 < number <= MOST
+                require(fits, key, number, "a positive whole number up to 2^30, or a list of them")
         for key, least in (("new", 0), ("page", 1), ("gpus", 1)):
             number = getattr(self, key)
-            require(_whole(number) and number >= least, key, number, f"a whole number, {least} or more")
+            require(_whole(number) and least <= number <= MOST, key, number, f"a whole number from {least} to 2^30")
         require(bool(self.gpu), "gpu", [], f"known are {', '.join(GPUS)}")
         for name in self.gpu:
             is_known = isinstance(name, str) and name in GPUS
@@ -84,10 +86,7 @@ def divided(overrides: Sequence[str]) -> tuple[Asked, list[str]]:
 
 
 def _value(key: str, text: str) -> Any:
-    override = parsed(text)
-    if override.is_sweep_override():
-        raise UserError(f"{text} is not possible: several values are a list, {key}=[a,b]")
-    value = plain(override.value())
+    value = single(text, f"several values are a list, {key}=[a,b]")
     if key not in LISTS:
         return value
     return tuple(dict.fromkeys(map(_hashable, value))) if isinstance(value, list) else (value,)

@@ -90,6 +90,29 @@ def test_layers_that_part_let_go_of_each_other(monkeypatch: pytest.MonkeyPatch, 
     assert prefix.row.bytes().total == held(prefix.row) == 100 * kv_heads * 3 * 2 * 32 * 4
 
 
+@pytest.mark.parametrize("elements", [1, 2 * 2 * 150 * 64])
+@pytest.mark.parametrize(
+    "name", ["cla2", "yoco", "minicache", "minicache_int8", "similar_layers", "gqa_pool", "snapkv_similar"]
+)
+def test_layers_that_share_let_go_of_the_others(monkeypatch: pytest.MonkeyPatch, name: str, elements: int) -> None:
+    """At the sizes of large models a layer, or every two, is a slice of one tensor.
+
+    Found by: merged layers of a model with 8 KV heads of 128 reported the full cache's bytes from 4,096 tokens on, and readers
+    alone in a group were an error. The kind: what stays of a prefill must not hold what does not.
+    """
+    monkeypatch.setattr(storing, "GROUP_ELEMENTS", elements)
+    engine, stack = Engine(build(tiny_a(), "kv_harness"), torch.float32), conf_tree.stack(name)
+    prefix = engine.prefill(ids(150), stack.needs)
+    row = engine.compress(prefix, stack)
+    full = prefix.row.bytes().total
+    assert row.bytes().total == sum(row.bytes().logical.values()) == held(row) < full
+    monkeypatch.undo()
+    assert row.bytes().total == engine.compress(engine.prefill(ids(150), stack.needs), stack).bytes().total
+    (grown,), _ = engine.feed([row], [ids(3)])
+    assert grown.bytes().total == sum(grown.bytes().logical.values()) == held(grown)
+    assert prefix.row.bytes().total == held(prefix.row) == full
+
+
 def test_a_full_cache_and_even_layers_still_share_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "GROUP_ELEMENTS", 1)
     engine = tiny_models.engine("llama")
