@@ -14,6 +14,7 @@ from harness.engine.requests import Question
 from harness.kv import storing
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.budget import Amount
+from harness.stages.codec.by_layer import ByLayer
 from harness.stages.keep import Keep
 from harness.stages.layers.pyramid import Pyramid
 from harness.stages.score.h2o import H2O
@@ -111,6 +112,20 @@ def test_layers_that_share_let_go_of_the_others(monkeypatch: pytest.MonkeyPatch,
     (grown,), _ = engine.feed([row], [ids(3)])
     assert grown.bytes().total == sum(grown.bytes().logical.values()) == held(grown)
     assert prefix.row.bytes().total == held(prefix.row) == full
+
+
+@pytest.mark.parametrize("elements", [1, 2 * 2 * 150 * 64])
+def test_a_layer_that_stays_exact_lets_go_of_those_that_are_encoded(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
+    """The same kind, by bits: of four layers two stay exact, one of them in a slice of its own."""
+    monkeypatch.setattr(storing, "GROUP_ELEMENTS", elements)
+    engine = Engine(build(tiny_a(), "kv_harness"), torch.float32)
+    by_layer = ByLayer(
+        codecs={"exact": conf_tree.member("codec", "exact"), "int8": conf_tree.member("codec", "int8")},
+        layers=("exact", "int8", "int8", "exact"),
+    )
+    row = engine.compress(engine.prefill(ids(150)), Stack(keys=by_layer, values=by_layer))
+    exact, coded = 2 * 2 * 2 * 150 * 64 * 4, 2 * 2 * 2 * 150 * (64 + 4)  # layers, keys and values, heads
+    assert row.bytes().total == sum(row.bytes().logical.values()) == held(row) == exact + coded
 
 
 def test_a_full_cache_and_even_layers_still_share_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
