@@ -18,10 +18,13 @@ def bounded(record: Record) -> bool:
 
 
 def units(point: Point, base: Mapping[Any, Record]) -> Units:
-    """The units of a point whose questions the full cache (`base`, by example) was scored on too."""
+    """The units of a point whose questions the full cache (`base`, by example) was scored on too.
+
+    Answers that never read a compressed store are equal to the full cache's and say nothing of the point: none of the units.
+    """
     both = ((record, base[example]) for example, record in point.scored.items() if example in base)
     return paired(
-        (f"{record['seed']} {document_of(record)}", number(record["score"]), number(full["score"]))
+        (str(document_of(record)), number(record["score"]), number(full["score"]))
         for record, full in both
-        if is_scored(full)
+        if is_scored(full) and record["status"] == "ok"
     )

@@ -39,7 +39,7 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)  # known by identity: arrays have no hash
 class Units:
-    """One value a unit (a document), over the questions that an arm and the full cache were both scored on.
+    """One value a unit (a document, whatever the seeds of its questions), over what an arm and the full cache both answered.
 
     Attributes:
         names: the units, in the order in which they were asked.

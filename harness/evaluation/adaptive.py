@@ -41,8 +41,9 @@ def resolved(differences: Floats, precision: float) -> bool:
 class Adaptive:
     """What to ask next, from what was answered: iterate, and make each round's records before the next is asked for.
 
-    Units are documents (`group_id`), in a random order that scores do not decide. An arm is asked on every unit until it is
-    resolved; the full cache is on all that any arm needs.
+    Units are documents (`group_id`), whatever the seeds of their questions, in a random order that scores do not decide. An arm
+    is asked on every unit until it is resolved; the full cache is on all that any arm needs. An arm that no unit has said
+    anything of, as all its records failed or were refused, goes along while others go on, and keeps no round going by itself.
 
     Attributes:
         took: units that each resolved arm needed, by its name.
@@ -64,8 +65,7 @@ class Adaptive:
             wanted = {FULL, *self.left}
             yield [one for unit in units[before:n] for one in unit if {one.arm.label, one.arm.name} & wanted]
             before = n
-            self._resolve(units[:n])
-            if not self.left:
+            if not self._resolve(units[:n]):
                 return
 
     def _units(self) -> list[list[Planned]]:
@@ -75,14 +75,18 @@ class Adaptive:
             found.setdefault(_place(one), []).append(one)
         return [found[name] for name in sorted(found)]
 
-    def _resolve(self, units: Sequence[Sequence[Planned]]) -> None:
-        """Take out the arms that these units resolve."""
+    def _resolve(self, units: Sequence[Sequence[Planned]]) -> bool:
+        """Take out the arms that these units resolve; whether more units could resolve one of those that are left."""
         self._take_in()
+        hope = False
         for name in list(self.left):
             differences = paired(pair for unit in units for pair in self._pairs(unit, name)).differences
             if resolved(differences, self.precision):
                 self.took[name] = len(differences)
                 self.left.remove(name)
+            else:
+                hope = hope or len(differences) > 0
+        return hope
 
     def _take_in(self) -> None:
         """Note the scores that were written since the round before: no record is read twice."""
@@ -103,7 +107,7 @@ class Adaptive:
 
 def _place(one: Planned) -> str:
     """Where the unit of a record stands in the order in which units are asked for."""
-    return place(one.seed, one.example.group_id or one.example.id)
+    return place(one.example.group_id or one.example.id)
 
 
 def _score(record: Json) -> float | None:
