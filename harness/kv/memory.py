@@ -155,7 +155,7 @@ def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -
     codec does not fit the model's heads and layers.
     """
     latents = any(one.expanded for one in shape.layers)
-    for layer, times in Counter(layer for layer in shape.layers if layer.window is None).items():
+    for layer, times in Counter(layer for layer in stored_shape(stack.share, shape).layers if layer.window is None).items():
         for codec in (stack.keys, stack.values):
             if hasattr(codec, "check_heads"):
                 codec.check_heads(layer.heads, times)
