@@ -150,7 +150,8 @@ class Budget:
 
 def check_codecs(stack: Stack, shape: ModelShape) -> None:
     """Refuse (UserError) codecs that do not fit the KV heads and layers of a model."""
-    for layer, times in Counter(layer for layer in shape.layers if layer.window is None).items():
+    stored = stored_shape(stack.share, shape).layers
+    for layer, times in Counter(layer for layer in stored if layer.window is None).items():
         for codec in (stack.keys, stack.values):
             if hasattr(codec, "check_heads"):
                 codec.check_heads(layer.heads, times)

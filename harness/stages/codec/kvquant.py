@@ -25,7 +25,8 @@ class KVQuant(Codec):
     """KVQuant (arXiv 2401.18079; kvpress: none): x' = m + s c, c the nearest of 2^bits numbers of the layer's own codebook.
 
     A token's vector is that of all KV heads of a layer. Its k = max(1, round(outliers * length)) largest numbers are kept
-    exactly, value and index. The paper takes those beyond a threshold, whose number varies.
+    exactly, value and index. The paper takes those beyond a threshold, whose number varies: for keys that of the range below,
+    for values half of the share at each end.
     axis:
         "channel" (keys): m and s are the middle and half of each channel's range on calibration text, which leaves out 100 -
             `calibration.percentile` percent of its numbers; the largest are those of largest |x - m| / s. Numbers beyond the

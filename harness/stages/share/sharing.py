@@ -73,7 +73,7 @@ class Share(Protocol):
 
     @property
     def t(self) -> float:
-        """Of merged directions, the share of the lower layer's."""
+        """Of merged directions, the share of the upper layer's."""
         return 0.5
 
     @property
