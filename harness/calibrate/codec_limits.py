@@ -15,6 +15,7 @@ from harness.calibrate.low_rank_bases import bases
 from harness.calibrate.sensitivity import sensitivity
 from harness.calibrate.share_tables import measured_share
 from harness.engine.engine import Engine
+from harness.errors import UserError
 from harness.models.load import LM
 from harness.stages.codec.base import Codec
 from harness.stages.codec.by_layer import ByLayer
@@ -31,7 +32,9 @@ def calibrated(stack: Stack, engine: Engine, lm: LM) -> Stack:
     Raises:
         UserError: the text cannot be had, or a table that the configuration pins is not what was measured.
     """
-    if stack.unrotated and None in engine.ropes:
+    try:
+        engine.check(stack)
+    except UserError:
         return stack  # the model refuses this stack when it is run, and no other
     for role in ROLES:
         codec: Codec = getattr(stack, role)
