@@ -140,6 +140,11 @@ class PreparedModel:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
         if stack.needs.query_moments and (why := no_moments(self.model)):
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: {why}")
+        if stack.share is not None and stack.share.folds and None in self.ropes:
+            raise UserError(
+                f"compress.share={type(stack.share).__name__} is not possible with model type {kind!r}: it has no rotary "
+                "positions that can be rotated back, and part of its keys would lose theirs; legal are other shares"
+            )
         layout = Layout.of(stack.share, self.shape, bases=False)
         places = {layer: g for g, group in enumerate(self.groups) for layer in group}
         for layers in layout.together:

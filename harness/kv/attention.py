@@ -23,6 +23,7 @@ from harness.kv.families.softmax_attention import Seen, softmax_attention
 from harness.kv.families.temperature import temperature_of
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.head_group import Slot, with_new
+from harness.kv.shared.flat_queries import beside_flat
 from harness.kv.teams import Team
 from harness.kv.token_store import own
 from harness.stages.protocols import Needs, Stats
@@ -140,10 +141,11 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
     for slots in zip(*stores, strict=True) if stores[0] else [()]:
         heads = slots[0].heads if slots else slice(0, k.shape[1])
         part_q = q[:, heads.start * group : heads.stop * group]
+        part_q, part_k = beside_flat(run, call.layer, rows, slots, part_q, k[:, heads])
         if team.views is not None:
             all_k, all_v = _shown(call, team, slots[0].head_group.n, heads, length)
         else:
-            all_k = with_new([(slot.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
+            all_k = with_new([(slot.keys, slot.at) for slot in slots], part_k.to(q.dtype))
             all_v = with_new([(slot.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
             _turn_stored(call, rows, slots, all_k, length)
         all_k, all_v = call.expanded(rows, all_k, all_v, length)

@@ -199,7 +199,9 @@ class Forward:
             return list(self.teams)
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row, n in enumerate(self.lengths):
-            shape = tuple((s.heads.start, s.heads.stop, s.head_group.n) for s in self.stores[row].get(layer, ()))
+            shape = tuple(
+                (s.heads.start, s.heads.stop, s.head_group.n, s.head_group.folded) for s in self.stores[row].get(layer, ())
+            )
             groups.setdefault((n, *shape), []).append(row)
         return [Team([], rows) for rows in groups.values()]
 

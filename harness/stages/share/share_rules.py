@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def check(stack: Stack, share: Share) -> None:
     """Refuse (UserError) what cannot be stored or read right."""
-    for reason in (*_stages(stack), *_codecs(stack, share), *_merged(stack, share), *_pooled(stack, share), *_lists(stack)):
+    found = (*_stages(stack), *_codecs(stack, share), *_merged(stack, share), *_pooled(stack, share), *_folded(stack, share))
+    for reason in (*found, *_lists(stack)):
         raise UserError(f"compress.share={type(share).__name__} {reason}")
 
 
@@ -89,6 +90,28 @@ def _pooled(stack: Stack, share: Share) -> Sequence[str]:
     if stack.keep is not None and not isinstance(stack.keep.heads, UniformHeads):
         found.append(
             "with budgets that differ by head is not possible: its matrices are a layer's; legal is keep.heads=uniform"
+        )
+    return found
+
+
+def _folded(stack: Stack, share: Share) -> Sequence[str]:
+    if not share.folds:
+        return []
+    found = []
+    if stack.keep is not None:
+        found.append(
+            "with a keep is not possible: scorers look at keys with all of their rotation, and part of these has none; legal "
+            "is keep=null"
+        )
+    if stack.unrotated:
+        found.append(
+            f"with compress.positions={stack.positions!r} and rope={stack.rope!r} is not possible: it says itself which part "
+            "of the keys is stored rotated; legal are original and post"
+        )
+    if stack.keys.needs:
+        found.append(
+            f"with compress.keys={stack.keys.name} is not possible: it compares queries with keys, and part of these is in the "
+            "latent; legal are codecs that look at what is stored alone"
         )
     return found
 

@@ -23,6 +23,24 @@ class Bases(NamedTuple):
     values: Tensor
 
 
+class Widths(NamedTuple):
+    """Numbers a token that a layer stores in place of its keys and values: a rotated part of the keys, and a latent."""
+
+    rotated: int
+    latent: int
+
+
+class Maps(NamedTuple):
+    """From a layer's H keys and values to a rotated part of R vectors of D channels and a latent of C numbers, and back.
+
+    up: what reads them, stored with the cache. keys [H, D, R]: head h's rotated channel d is sum_r keys[h, d, r] part[r, d].
+    values [H, D + D', C]: its key without rotation and its value, of the latent. down_HEC: the latent's, [H, D + D', C]. fp32.
+    """
+
+    up: Bases
+    down_HEC: Tensor
+
+
 @dataclass(frozen=True)
 class Measured:
     """What was measured on calibration text: tensors by name, and where, for the record."""
@@ -89,6 +107,19 @@ class Share(Protocol):
     def bases(self, layer: int, heads: int, d_key: int, d_value: int) -> Bases | None:
         """The bases of a layer's heads; None if they are averaged as they are."""
         return None
+
+    @property
+    def folds(self) -> bool:
+        """Whether a layer stores a rotated part of its keys and a latent, whose sizes are its `widths`."""
+        return False
+
+    def widths(self, heads: int, d_key: int, d_value: int) -> Widths:
+        """Sizes of the two parts, of a layer with so many KV heads; UserError if they are not possible."""
+        raise NotImplementedError
+
+    def maps(self, layer: int, heads: int, d_key: int, d_value: int) -> Maps:
+        """How a layer's keys and values become the two parts, and the way back."""
+        raise NotImplementedError
 
     @property
     def calibration(self) -> Calibration | None:

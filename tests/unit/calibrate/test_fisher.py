@@ -18,6 +18,7 @@ from harness.calibrate.gradients import squared_gradients
 from harness.engine.engine import Engine
 from harness.errors import UserError
 from harness.kv.attention import NAME
+from harness.kv.compat import forward
 from harness.stages.codec.codebook import best_points
 from harness.stages.codec.kvquant import KVQuant
 from harness.stages.stack import Stack
@@ -63,7 +64,7 @@ def plain_autograd(family: str) -> dict[str, Tensor]:
     for i, layer in enumerate(model.model.layers):
         layer.self_attn.k_proj.register_forward_hook(note(f"before.{i}"))
     cache = Watched(config=model.config)
-    logits = model(torch.tensor([WINDOW]), past_key_values=cache).logits[0]
+    logits = forward(model, torch.tensor([WINDOW]), torch.arange(len(WINDOW))[None], cache, slice(None))[0]
     torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(WINDOW[1:]), reduction="sum").backward()
     for i, (k, v) in cache.watched.items():
         found |= {f"keys.{i}": k.grad[0].square(), f"values.{i}": v.grad[0].square()}
