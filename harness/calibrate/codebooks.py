@@ -86,7 +86,7 @@ def _check_sums(counts: dict[str, Tensor]) -> None:
     """Refuse (UserError) weights that are too large or too small for the model's dtype."""
     for name, x in counts.items():
         if not 0 < float(x.sum()) < math.inf:
-            role, layer, _ = name.split(".")
+            role, layer = name.split(".")
             raise UserError(
                 f"codec.weights='fisher' is not possible: gradients of the {role} of layer {layer} are all 0 or too large for "
                 "the model's dtype; legal are model.dtype=float32 or bfloat16, more tokens of text, or weights=plain"

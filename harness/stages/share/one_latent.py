@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from harness.errors import UserError, require
 from harness.stages.bases import principal
 from harness.stages.limits import Calibration
-from harness.stages.share.sharing import Bases, Maps, Measured, Share, Widths
+from harness.stages.share.sharing import Bases, Maps, Measured, Mixed, Share, Widths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +82,7 @@ class OneLatent(Share):
 
     def _made(self, layer: int, heads: int, d_key: int, d_value: int) -> Maps:
         assert self.measured is not None, "it is measured before anything is stored"
-        turns, vectors, ratio = (self.measured.tables.get(f"{name}.{layer}") for name in ("turns", "vectors", "ratio"))
-        size = heads * (d_key + d_value)
-        if turns is None or vectors is None or ratio is None or vectors.shape != (size, size):
-            raise UserError(f"the calibration table has no layer {layer} of {heads} heads of {d_key} and {d_value} channels")
+        turns, vectors, ratio = self.measured.mixed(layer, heads, d_key, d_value)
         wide = self.widths(heads, d_key, d_value).latent
         keys, values = vectors[:, :wide].split((heads * d_key, heads * d_value))
         by_head = keys.view(heads, d_key, wide), values.view(heads, d_value, wide)
@@ -102,18 +98,6 @@ class OneLatent(Share):
     def words(self) -> str:
         most = "all" if self.rope_heads is None else self.rope_heads
         return f"one latent a layer ({self.fraction:g}, {most} of the heads rotated)"
-
-
-class Mixed(NamedTuple):
-    """What `OneLatent` is made of.
-
-    turns: fp32 [D, H, H], of every key channel the mix of heads, in columns. vectors: fp32 [E, E], principal components of what
-    is not rotated of all keys, divided by `ratio`, and values, E = H * (D + D'). ratio: fp32 [].
-    """
-
-    turns: Tensor
-    vectors: Tensor
-    ratio: Tensor
 
 
 def mixed(moment_EE: Tensor, heads: int, d_key: int, partners: Sequence[int], rotated: int) -> Mixed:

@@ -41,6 +41,18 @@ class Maps(NamedTuple):
     down_HEC: Tensor
 
 
+class Mixed(NamedTuple):
+    """How the heads of a layer are mixed, and the components of what is not rotated.
+
+    turns: fp32 [D, H, H], of every key channel the mix of heads, in columns. vectors: fp32 [E, E], principal components of what
+    is not rotated of all keys, divided by `ratio`, and values, E = H * (D + D'). ratio: fp32 [].
+    """
+
+    turns: Tensor
+    vectors: Tensor
+    ratio: Tensor
+
+
 @dataclass(frozen=True)
 class Measured:
     """What was measured on calibration text: tensors by name, and where, for the record."""
@@ -54,6 +66,14 @@ class Measured:
         if found is None or tuple(found.shape) != (heads, d, d):
             raise UserError(f"the calibration table has no {name} for {heads} heads of {d} channels")
         return found
+
+    def mixed(self, layer: int, heads: int, d_key: int, d_value: int) -> Mixed:
+        """How a layer's heads are mixed; UserError if the table is of another model."""
+        turns, vectors, ratio = (self.tables.get(f"{name}.{layer}") for name in Mixed._fields)
+        size = heads * (d_key + d_value)
+        if turns is None or vectors is None or ratio is None or (len(turns), len(vectors)) != (d_key, size):
+            raise UserError(f"the calibration table has no layer {layer} of {heads} heads of {d_key} and {d_value} channels")
+        return Mixed(turns, vectors, ratio)
 
     def similarity(self, one: int, other: int) -> float:
         """How similar two layers are."""
@@ -86,7 +106,7 @@ class Share(Protocol):
 
     @property
     def pools(self) -> bool:
-        """Whether heads are averaged."""
+        """Whether heads are averaged or mixed, so that what is stored are others than the model's."""
         return False
 
     @property
