@@ -242,7 +242,7 @@ def _kind(task: Task) -> str:
 def _check_heads(found: Sequence[Arm], spec: ModelSpec) -> None:
     """Group sizes against the head dims of layers that stacks compress, from the model's config alone."""
     shape = shape_of(spec.config())
-    for arm, (d_key, d_value) in ((arm, dims) for arm in found for dims in stored_dims(arm.stack.share, shape)):
+    for arm, (d_key, d_value) in ((one, dims) for one in found for dims in stored_dims(one.stack.share, shape)):
         for role, codec, dim in (("keys", arm.stack.keys, d_key), ("values", arm.stack.values, d_value)):
             try:
                 codec.check(dim)
