@@ -23,21 +23,25 @@ Ropes = Sequence[LayerRope | None]
 
 
 def entering(maps: Mapping[int, Maps], layers: tuple[int, ...], new: KV, ropes: Ropes) -> KV:
-    """What is stored of new tokens of these layers [layers * H, L, D]: the two parts, [layers, L, d_r] and [layers, L, d_c]."""
-    heads, kept = len(new.k_HND) // len(layers), [[], []]  # type: ignore[var-annotated]
-    for at, layer in enumerate(layers):
-        mine, rope = slice(at * heads, (at + 1) * heads), ropes[layer]
-        assert rope is not None, "models without rotary positions are refused"
-        (turns_HDR, _), down_HEC = maps[layer].up, maps[layer].down_HEC.to(new.k_HND.device)
-        turns_HDR = turns_HDR.to(new.k_HND.device)
-        k_HND, v_HND = new.k_HND[mine].float(), new.v_HND[mine].float()
-        flat_HND = at_zero(rope, k_HND, new.pos_HN[mine])
-        rest_HND = flat_HND - unmixed(mix(flat_HND, turns_HDR), turns_HDR)
-        both_NE = torch.cat((rest_HND, v_HND), 2).transpose(0, 1).flatten(1)
-        kept[0].append(mix(k_HND, turns_HDR).flatten(1))
-        kept[1].append(tiled_product(both_NE, down_HEC.flatten(0, 1)))
-    k, v = (torch.stack(parts).to(new.k_HND.dtype) for parts in kept)
+    """What is stored of new tokens of these layers [layers * H, L, D]: the two parts, [layers, L, d_r] and [layers, L, d_c].
+
+    The layers are alike, and so have one rotation.
+    """
+    rope, heads = ropes[layers[0]], len(new.k_HND) // len(layers)
+    assert rope is not None, "models without rotary positions are refused"
+    k_HND, v_HND = new.k_HND.float(), new.v_HND.float()
+    by_layer = (x.split(heads) for x in (k_HND, at_zero(rope, k_HND, new.pos_HN), v_HND))  # type: ignore[no-untyped-call]
+    parts = [_parts(maps[layer], *one) for layer, *one in zip(layers, *by_layer, strict=True)]
+    k, v = (torch.stack(side).to(new.k_HND.dtype) for side in zip(*parts, strict=True))
     return KV(k, v, new.pos_HN[::heads])
+
+
+def _parts(maps: Maps, k_HND: Tensor, flat_HND: Tensor, v_HND: Tensor) -> tuple[Tensor, Tensor]:
+    """The two parts [N, d_r] and [N, d_c] of one layer's keys, the same at position 0, and values."""
+    turns_HDR, down_HEC = (x.to(k_HND.device) for x in (maps.up.keys, maps.down_HEC))
+    rest_HND = flat_HND - unmixed(mix(flat_HND, turns_HDR), turns_HDR)
+    both_NE = torch.cat((rest_HND, v_HND), 2).transpose(0, 1).flatten(1)
+    return mix(k_HND, turns_HDR).flatten(1), tiled_product(both_NE, down_HEC.flatten(0, 1))
 
 
 def mix(x_HND: Tensor, turns_HDR: Tensor) -> Tensor:
