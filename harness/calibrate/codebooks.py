@@ -64,7 +64,8 @@ def measured(
         squares = squared_gradients(engine, ids, unrotated=unrotated) if fitting.weights == "fisher" else {}
         for name, x in rows(ids).items():
             fisher = squares[name][:, fitting.skip :] if squares else None
-            new = _histogram(*fitting.units(x, *ranges.get(name, (None, None)), fisher))
+            low, high = ranges.get(name, (None, None))
+            new = _histogram(*fitting.units(x, low, high, fisher))
             counts[name] = counts[name] + new if name in counts else new
     if fitting.weights == "fisher":
         _check_sums(counts)

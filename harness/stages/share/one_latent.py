@@ -84,8 +84,8 @@ class OneLatent(Share):
         assert self.measured is not None, "it is measured before anything is stored"
         turns, vectors, ratio = self.measured.mixed(layer, heads, d_key, d_value)
         wide = self.widths(heads, d_key, d_value).latent
-        keys, values = vectors[:, :wide].split((heads * d_key, heads * d_value))
-        by_head = keys.view(heads, d_key, wide), values.view(heads, d_value, wide)
+        split, kept = heads * d_key, vectors[:, :wide]
+        by_head = kept[:split].view(heads, d_key, wide), kept[split:].view(heads, d_value, wide)
         turns_HDR = turns[:, :, : self.rotated(heads)].transpose(0, 1).contiguous()
         up = torch.cat((by_head[0] * ratio, by_head[1]), 1).contiguous()
         return Maps(Bases(turns_HDR, up), torch.cat((by_head[0] / ratio, by_head[1]), 1).contiguous())
