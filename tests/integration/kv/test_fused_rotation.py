@@ -43,7 +43,7 @@ def test_turning_as_tokens_are_stored_equals_turned_projections(family: str, inn
         plain.compress(plain.prefill(ids(CONTEXT)), Stack(values=Hadamard(inner=inner))),
         turned.compress(turned.prefill(ids(CONTEXT)), Stack(values=inner)),
     ]
-    assert rows[0].bytes() == rows[1].bytes()
+    assert rows[0].bytes().allocated == rows[1].bytes().allocated
     for step in range(4):
         tokens = ids(5 if step == 0 else 1, seed=step)
         (rows[0],), found = plain.feed([rows[0]], [tokens])
