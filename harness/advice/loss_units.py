@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)  # known by identity: arrays have no hash
 class Units:
-    """One value a unit (a document, `group_id`), over the questions that both were scored on.
+    """One value a unit (a document, `group_id`, whatever the seeds of its questions), over what both were scored on.
 
     Attributes:
         names: the units, in the order in which they were asked.
@@ -49,12 +49,15 @@ def bounded(record: Record) -> bool:
 
 
 def units(point: Point, base: Mapping[Any, Record]) -> Units:
-    """The units of a point whose questions the full cache (`base`, by example) was scored on too."""
+    """The units of a point whose questions the full cache (`base`, by example) was scored on too.
+
+    Answers that never read a compressed store are equal to the full cache's and say nothing of the point: none of the units.
+    """
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for example, record in point.scored.items():
-        if example in base and is_scored(base[example]):
+        if example in base and is_scored(base[example]) and record["status"] == "ok":
             pair = number(record["score"]), number(base[example]["score"])
-            found[f"{record['seed']} {document_of(record)}"].append(pair)
+            found[str(document_of(record))].append(pair)
     losses = [np.mean([max(0.0, full - arm) for arm, full in pairs]) for pairs in found.values()]
     differences = [np.mean([arm - full for arm, full in pairs]) for pairs in found.values()]
     return Units(tuple(found), np.array(losses, dtype=np.float64), np.array(differences, dtype=np.float64))

@@ -37,7 +37,10 @@ def budget_of(record: Mapping[str, Any]) -> Budget:
         if key.endswith(("budget.value", "budget.unit")):
             budget[key.rsplit(".", 1)[1]] = value
     value, unit = budget.get("value"), budget.get("unit")
-    return Budget(number(None), value) if isinstance(value, str) else Budget(number(value), unit)
+    if isinstance(value, str):
+        return Budget(number(None), value)
+    known = isinstance(value, int | float) and isinstance(unit, str | None)  # a folder may hold anything under these names
+    return Budget(number(value), unit) if known else Budget(number(None), None)
 
 
 def label_of(record: Mapping[str, Any]) -> str:

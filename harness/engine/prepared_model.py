@@ -187,6 +187,7 @@ class PreparedModel:
             starts=[cache.next_position for cache in caches],
             unrotated=[cache.unrotated for cache in caches],
             by_index=[cache.by_index for cache in caches],
+            by_row=self.invariant,
             teams=None if batch is None else batch.teams,
             reference=reference,
             latents=self.latents,

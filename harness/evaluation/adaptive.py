@@ -41,8 +41,9 @@ def resolved(differences: Floats, precision: float) -> bool:
 class Adaptive:
     """What to ask next, from what was answered: iterate, and make each round's records before the next is asked for.
 
-    Units are documents (`group_id`), in a random order that scores do not decide. An arm is asked on every unit until it is
-    resolved; the full cache is on all that any arm needs.
+    Units are documents (`group_id`), whatever the seeds of their questions, in a random order that scores do not decide. An arm
+    is asked on every unit until it is resolved; the full cache is on all that any arm needs. An arm that no unit has said
+    anything of, as all its records failed or were refused, goes along while others go on, and keeps no round going by itself.
 
     Attributes:
         took: units that each resolved arm needed, by its name.
@@ -63,31 +64,34 @@ class Adaptive:
             wanted = {FULL, *self.left}
             yield [one for unit in units[before:n] for one in unit if {one.arm.label, one.arm.name} & wanted]
             before = n
-            self._resolve(units[:n])
-            if not self.left:
+            if not self._resolve(units[:n]):
                 return
 
     def _units(self) -> list[list[Planned]]:
         """The records of each unit, in the order in which units are asked for."""
         found: dict[str, list[Planned]] = {}
         for one in self.planned:
-            found.setdefault(place(one.seed, one.example.group_id or one.example.id), []).append(one)
+            found.setdefault(place(one.example.group_id or one.example.id), []).append(one)
         return [found[name] for name in sorted(found)]
 
-    def _resolve(self, units: Sequence[Sequence[Planned]]) -> None:
-        """Take out the arms that these units resolve."""
+    def _resolve(self, units: Sequence[Sequence[Planned]]) -> bool:
+        """Take out the arms that these units resolve; whether more units could resolve one of those that are left."""
         scores = {record["key"]: _score(record) for record in self.store.records() if record["status"] in FINAL}
+        hope = False
         for name in list(self.left):
             differences = [mean for unit in units if (mean := _difference(unit, name, scores)) is not None]
             if resolved(np.array(differences), self.precision):
                 self.took[name] = len(differences)
                 self.left.remove(name)
+            else:
+                hope = hope or bool(differences)
+        return hope
 
 
 def _difference(unit: Sequence[Planned], name: str, scores: Mapping[str, float | None]) -> float | None:
     """Mean of arm - full over the questions of a unit that both were scored on."""
-    full = {one.example.id: scores.get(one.key) for one in unit if one.arm.label == FULL}
-    pairs = [(scores.get(one.key), full.get(one.example.id)) for one in unit if one.arm.name == name]
+    full = {(one.seed, one.example.id): scores.get(one.key) for one in unit if one.arm.label == FULL}
+    pairs = [(scores.get(one.key), full.get((one.seed, one.example.id))) for one in unit if one.arm.name == name]
     known = [arm - whole for arm, whole in pairs if arm is not None and whole is not None]
     return float(np.mean(known)) if known else None
 

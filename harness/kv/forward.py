@@ -42,6 +42,7 @@ class Forward:
     starts: Sequence[int] | None = None  # position of each row's first new token; None: as many as it has seen
     unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated when they are read
     by_index: Sequence[bool] | None = None  # those of them that are rotated to their place in the cache, not their own position
+    by_row: bool = False  # every row attends in a call of its own, so that its bits depend on nothing beside it
     teams: Sequence[Team] | None = None  # rows that attend in one call, in order; None: those that are alike in a layer
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
     # By the layer's number in the model:
@@ -86,6 +87,7 @@ class Forward:
             starts=None if self.starts is None else [self.starts[row] for row in rows],
             unrotated=None if self.unrotated is None else [self.unrotated[row] for row in rows],
             by_index=None if self.by_index is None else [self.by_index[row] for row in rows],
+            by_row=self.by_row,
             teams=[replace(team, rows=[rows.index(row) for row in team.rows]) for team in teams] if whole else None,
             reference=None if references is None or apart else [rows.index(row) for row in references],
             against=outputs[references[0]] if references is not None and apart else None,
@@ -204,6 +206,13 @@ class Forward:
             )
             groups.setdefault((n, *shape), []).append(row)
         return [Team([], rows) for rows in groups.values()]
+
+    def calls(self, rows: Sequence[int]) -> list[slice]:
+        """Which of some rows of one shape attend in one call: all at once, or each by itself.
+
+        A library's attention adds in another order in another thread, or for another number of rows.
+        """
+        return [slice(i, i + 1) for i in range(len(rows))] if self.by_row else [slice(0, len(rows))]
 
     def positions(self, start: int, n: int, device: torch.device) -> Tensor:
         """int32 start, start + 1 .. of n tokens; many rows stand at the same place."""

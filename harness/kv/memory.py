@@ -149,6 +149,14 @@ class Budget:
     tokens: int | None
 
 
+def check_codecs(stack: Stack, shape: ModelShape) -> None:
+    """Refuse (UserError) codecs that do not fit the KV heads and layers of a model."""
+    for layer, times in Counter(layer for layer in shape.layers if layer.window is None).items():
+        for codec in (stack.keys, stack.values):
+            if hasattr(codec, "check_heads"):
+                codec.check_heads(layer.heads, times)
+
+
 def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -> int | None:
     """Tokens per layer and head for a context of `context` tokens (None: all).
 
@@ -156,10 +164,7 @@ def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -
     codec does not fit the model's heads and layers.
     """
     latents = any(one.expanded for one in shape.layers)
-    for layer, times in Counter(layer for layer in shape.layers if layer.window is None).items():
-        for codec in (stack.keys, stack.values):
-            if hasattr(codec, "check_heads"):
-                codec.check_heads(layer.heads, times)
+    check_codecs(stack, shape)
     if stack.merges and latents:
         raise UserError(
             f"compress.merge={type(stack.merge).__name__} is not possible with this model: keys and values are read from one "

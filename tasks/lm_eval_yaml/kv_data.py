@@ -48,6 +48,7 @@ def _prompts(name: str, metadata: dict[str, Any]) -> dict[str, Dataset]:
     rows = [
         {
             "id": one.id,
+            "group_id": one.group_id,
             "prompt": one.context + one.question + one.answer_prefix,
             "answers": list(one.answers),
             "distractors": list(one.distractors),

@@ -133,13 +133,15 @@ class Layout:
         out = []
         rows: dict[int, tuple[Tensor, Tensor]] = {}
         for group in groups:
+            if not self.stores(group.heads.layers):
+                continue  # of a long context a group may be of readers alone
             pos = group.positions(group.n)
             stores, kv = self.entering(group.heads.layers, KV(group.keys.exact(), group.values.exact(), pos), ropes)
             each = len(kv.k_HND) // max(1, len(stores))
             paired = {layer for pair in self.pairs for layer in pair}
             rest = tuple(layer for layer in stores if layer not in paired)
             if rest == group.heads.layers and each == group.heads.each and not (self.folds and rest[0] in self.times):
-                out.append(group)
+                out.append(group.owned())  # it may be a slice of a tensor that holds the others too
                 continue
             split = {layer: (kv.k_HND[at : at + each], kv.v_HND[at : at + each]) for at, layer in _starts(stores, each)}
             rows |= {layer: split[layer] for layer in stores if layer in paired}
