@@ -15,7 +15,8 @@ from harness.errors import UserError
 from harness.kv.head_group import HeadGroup
 from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.shared.pair_store import PairStore
-from harness.kv.shared.share_layout import Layout, constants, stored_shape
+from harness.kv.shared.share_layout import Layout
+from harness.kv.shared.stored_shape import constants, stored_shape
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
 from harness.stages.codec.by_layer import ByLayer, codecs_of

@@ -58,7 +58,7 @@ class NvFloat4(ConstantScale):
 
     def encode(self, x_HND: Tensor) -> Encoded:
         x, shared = x_HND.float(), self.shared()
-        groups_HNGE = x.unflatten(2, (-1, self.group))
+        groups_HNGE = x.view(*x.shape[:2], -1, self.group)
         largest = groups_HNGE.abs().amax(-1)
         if shared:
             largest = largest / shared["scale"][:, None]
