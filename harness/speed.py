@@ -113,7 +113,8 @@ def run(overrides: Sequence[str]) -> int:
     engine = Engine(lm.model, lm.kv_dtype, invariant=options.batch_invariant)
     prompt = prompt_of(lm, cfg, asked)
     ready = [calibrated_arm(arm, engine, lm) for arm in arms]
-    cannot = {arm.name: Timed(error=arm.refusal or arm.failure[0]) for arm in ready if arm.refusal or arm.failure}
+    why = {arm.name: arm.refusal or (arm.failure[0] if arm.failure else "") for arm in ready}
+    cannot = {name: Timed(error=said) for name, said in why.items() if said}
     stacks = {arm.name: arm.stack for arm in ready if arm.name not in cannot}
     found = cannot | Stopwatch(engine, prompt).measure(stacks, repeats=asked.repeats, warm_up=asked.warm_up)
     _said(arms, asked, spec, engine, found=speeds(arms, found))

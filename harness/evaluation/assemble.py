@@ -34,6 +34,7 @@ from harness.files.json_values import Config, Json
 from harness.files.paths import user_path
 from harness.kv.attention import NAME
 from harness.kv.compat import shape_of
+from harness.kv.shared.stored_shape import stored_dims
 from harness.models.load import LM, ModelSpec, load, outline
 from harness.records import keys as identity
 from harness.records.store import Store
@@ -241,10 +242,9 @@ def _kind(task: Task) -> str:
 def _check_heads(found: Sequence[Arm], spec: ModelSpec) -> None:
     """Group sizes against the head dims of layers that stacks compress, from the model's config alone."""
     shape = shape_of(spec.config())
-    for arm in found:
-        for layer in {(shape.layers[i].d_key, shape.layers[i].d_value) for i in shape.full_layers}:
-            for role, codec, dim in (("keys", arm.stack.keys, layer[0]), ("values", arm.stack.values, layer[1])):
-                try:
-                    codec.check(dim)
-                except UserError as error:
-                    raise UserError(f"stack {arm.label!r}, {role}: {error}") from None
+    for arm, (d_key, d_value) in ((one, dims) for one in found for dims in stored_dims(one.stack.share, shape)):
+        for role, codec, dim in (("keys", arm.stack.keys, d_key), ("values", arm.stack.values, d_value)):
+            try:
+                codec.check(dim)
+            except UserError as error:
+                raise UserError(f"stack {arm.label!r}, {role}: {error}") from None

@@ -23,6 +23,7 @@ from harness.kv.families.softmax_attention import Seen, softmax_attention
 from harness.kv.families.temperature import temperature_of
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.head_group import Slot, with_new
+from harness.kv.shared.flat_queries import beside_flat
 from harness.kv.teams import Team
 from harness.kv.token_store import own
 from harness.stages.protocols import Needs, Stats
@@ -143,15 +144,16 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
     stores = [run.stores[row].get(call.layer, ()) for row in rows]
     for slots in zip(*stores, strict=True) if stores[0] else [()]:
         heads = slots[0].heads if slots else slice(0, k.shape[1])
-        part_q = q[:, heads.start * group : heads.stop * group]
+        mine = slice(heads.start * group, heads.stop * group)
+        part_q, part_k = beside_flat(run, call.layer, rows, slots, q[:, mine], k[:, heads])
         if team.views is not None:
             all_k, all_v = _shown(call, team, slots[0].head_group.n, heads, length)
         else:
-            all_k = with_new([(slot.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
+            all_k = with_new([(slot.keys, slot.at) for slot in slots], part_k.to(q.dtype))
             all_v = with_new([(slot.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
             _turn_stored(call, rows, slots, all_k, length)
         all_k, all_v = call.expanded(rows, all_k, all_v, length)
-        softmax = call.softmax.of(slice(heads.start * group, heads.stop * group))
+        softmax = call.softmax.of(mine)
         part = _Part(heads, softmax, _positions(call, rows, slots, all_k) if softmax.positional else None)
         each = [_output(call, rows[at], part.of(at), part_q[at], all_k[at], all_v[at]) for at in run.calls(rows)]
         outputs.append(each[0] if len(each) == 1 else torch.cat(each))
@@ -208,8 +210,7 @@ def _turn_stored(call: _Call, rows: list[int], slots: Sequence[Slot], k_RHND: Te
         if n and call.run.is_unrotated(row):
             rope, pos = call.run.ropes[call.layer], call.run.own_positions(row, slot)
             assert rope is not None
-            old = k_HND[:, :n]
-            k_HND[:, :n] = rope.range(old, call.run.start(row) - n) if pos is None else rope.rotate(old, pos)
+            k_HND[:, :n] = rope.range(k_HND[:, :n], call.run.start(row) - n) if pos is None else rope.rotate(k_HND[:, :n], pos)
 
 
 def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> None:
@@ -232,9 +233,7 @@ def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> 
             each = [None] * len(rows) if pos_RHN is None else list(pos_RHN)
             found = [column_sums(q[i], k[i], call.scaling, softmax, each[i]) for i in wanted]
         sums = dict(zip(wanted, found if latent is None else [x.mean(0, keepdim=True) for x in found], strict=True))
-    for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
-        if not need:
-            continue
+    for i, row, need in ((i, row, need) for i, (row, need) in enumerate(zip(rows, needs, strict=True)) if need):
         queries = own(q[i, :, -need.queries :]) if need.queries else None
         rope, start = call.run.query_rope(call.layer), call.run.start(row)
         mean, cov = query_moments(q[i], rope, start) if need.query_moments else (None, None)

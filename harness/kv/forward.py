@@ -55,6 +55,7 @@ class Forward:
     states: Sequence[States] = ()
     latents: Sequence[Latent | None] = ()  # of each layer, how what it stores becomes keys and values; None: it is them
     entering: dict[int, Tensor] = field(default_factory=dict)  # of a layer, the new tokens' latents [B, ..., L, C], as met
+    leaves: dict[int, tuple[Tensor, Tensor]] | None = None  # where gradients are asked for: keys and values as attended to
     masks: dict[tuple[int, int, int | None, torch.device], Tensor | None] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
@@ -105,6 +106,9 @@ class Forward:
 
     def keep_new(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Copy a layer's new rows [B, H, L, D], rounded to the cache dtype, beside those of its group; returns what is kept."""
+        if self.leaves is not None:  # nothing is kept: gradients are asked for, and buffers would be written to beneath them
+            self.leaves[layer] = key, value = _differentiable(key, self.kv_dtype), _differentiable(value, self.kv_dtype)
+            return key, value
         group, at = self.places[layer]
         if group not in self.new:
             b, *rest = key.shape
@@ -197,7 +201,9 @@ class Forward:
             return list(self.teams)
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row, n in enumerate(self.lengths):
-            shape = tuple((s.heads.start, s.heads.stop, s.head_group.n) for s in self.stores[row].get(layer, ()))
+            shape = tuple(
+                (s.heads.start, s.heads.stop, s.head_group.n, s.head_group.folded) for s in self.stores[row].get(layer, ())
+            )
             groups.setdefault((n, *shape), []).append(row)
         return [Team([], rows) for rows in groups.values()]
 
@@ -224,6 +230,12 @@ class Forward:
         if rows[-1] - rows[0] == len(rows) - 1:
             return x[rows[0] : rows[0] + len(rows)]
         return x.index_select(0, numbers(tuple(rows), x.device))
+
+
+def _differentiable(x: Tensor, kv_dtype: torch.dtype) -> Tensor:
+    """Numbers rounded to the cache dtype, as something to ask gradients for: they pass the rounding as if it were not there."""
+    rounded = x.detach().to(kv_dtype).to(x.dtype)
+    return x + (rounded - x.detach()) if x.requires_grad else rounded.requires_grad_()
 
 
 CURRENT: ContextVar[Forward] = ContextVar("kv_harness_forward")

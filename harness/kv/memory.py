@@ -15,7 +15,8 @@ from harness.errors import UserError
 from harness.kv.head_group import HeadGroup
 from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.shared.pair_store import PairStore
-from harness.kv.shared.share_layout import Layout, constants, stored_shape
+from harness.kv.shared.share_layout import Layout
+from harness.kv.shared.stored_shape import constants, stored_shape
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
 from harness.stages.codec.by_layer import ByLayer, codecs_of
@@ -150,7 +151,8 @@ class Budget:
 
 def check_codecs(stack: Stack, shape: ModelShape) -> None:
     """Refuse (UserError) codecs that do not fit the KV heads and layers of a model."""
-    for layer, times in Counter(layer for layer in shape.layers if layer.window is None).items():
+    stored = stored_shape(stack.share, shape).layers
+    for layer, times in Counter(layer for layer in stored if layer.window is None).items():
         for codec in (stack.keys, stack.values):
             if hasattr(codec, "check_heads"):
                 codec.check_heads(layer.heads, times)

@@ -55,7 +55,7 @@ class MxFloat(Codec):
         check_group(self.group, head_dim)
 
     def encode(self, x_HND: Tensor) -> Encoded:
-        groups_HNGE = in_groups(x_HND.float(), self.group)
+        groups_HNGE = x_HND.float().view(*x_HND.shape[:2], -1, self.group)
         largest = groups_HNGE.abs().amax(-1)
         exponent = largest.view(torch.int32) >> 23  # floor(log2) + 127, the bits that fp32 keeps it in
         scale_HNG = (exponent - EXPONENT[self.bits]).clamp_(0, 254)
@@ -76,15 +76,10 @@ def check_group(group: int, head_dim: int) -> None:
     require(head_dim % group == 0, "codec.group", group, f"it must divide head_dim {head_dim}: allowed are {divisors}")
 
 
-def in_groups(x_HND: Tensor, group: int) -> Tensor:
-    """A view [H, N, D / group, group]."""
-    return x_HND.view(*x_HND.shape[:2], -1, group)
-
-
 def write_scaled(codes_HNP: Tensor, scale_HNG: Tensor, bits: int, out_HND: Tensor) -> None:
     """Decode small floats under the fp32 scale of their group, in fp32, and write them in out's dtype."""
     for some in head_blocks(out_HND):
         f = numbers(codes_HNP[some], bits, out_HND.shape[2])
-        x = (in_groups(f, f.shape[2] // scale_HNG.shape[2]) * scale_HNG[some][..., None]).flatten(2)
+        x = (f.view(*scale_HNG[some].shape, -1) * scale_HNG[some][..., None]).flatten(2)
         clamp_to_range(x, out_HND.dtype)
         out_HND[some] = x

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.errors import require
 from harness.stages.codec.constant_scale import ConstantScale
-from harness.stages.codec.mx_float import check_group, in_groups, write_scaled
+from harness.stages.codec.mx_float import check_group, write_scaled
 from harness.stages.codec.packing import packed_width
 from harness.stages.codec.small_floats import TOP, coded, from_e4m3, to_e4m3
 from harness.stages.encoded import Encoded
@@ -57,7 +57,8 @@ class NvFloat4(ConstantScale):
         check_group(self.group, head_dim)
 
     def encode(self, x_HND: Tensor) -> Encoded:
-        groups_HNGE, shared = in_groups(x_HND.float(), self.group), self.shared()
+        x, shared = x_HND.float(), self.shared()
+        groups_HNGE = x.view(*x.shape[:2], -1, self.group)
         largest = groups_HNGE.abs().amax(-1)
         if shared:
             largest = largest / shared["scale"][:, None]
