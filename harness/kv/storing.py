@@ -121,7 +121,7 @@ def observing(stack: Stack, shape: ModelShape, group: HeadGroup, stats: Sequence
     assert queries is not None, "a prefill records what its stacks need"
     by_head = queries.view(len(heads.layers), layer.heads // group.times, -1, *queries.shape[1:])
     seen = by_head[:, heads.start : heads.stop].flatten(0, 1)
-    return replace(stack, keys=codec.observing(seen, group.keys.exact()))
+    return replace(stack, keys=codec.observing(seen.clone(), group.keys.exact().clone()))  # others hold them too
 
 
 def _stores(
