@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -25,7 +26,7 @@ from harness.stages.stack import EXACT, Stack
 from tests.support import conf_tree
 
 TOKENS, LAYERS, HEADS, D = int([*sys.argv[1:], "2048"][0]), 30, 3, 64
-NAMES = ("int8", "mqa_pool", "gqa_aligned", "cla2", "yoco", "similar_layers", "minicache", "minicache_int8")
+NAMES = ("int8", "gqa_pool", "mqa_pool", "gqa_aligned", "cla2", "yoco", "similar_layers", "minicache", "minicache_int8")
 BAR = 5.0
 
 
@@ -37,12 +38,12 @@ def exact() -> SequenceCache:
     return SequenceCache(ModelShape((LayerShape(HEADS, D, D),) * LAYERS, 9), Stack(), (HeadGroup(heads, keys, values),), TOKENS)
 
 
-def seconds(whole: SequenceCache, stack: Stack) -> tuple[float, float]:
+def seconds(whole: SequenceCache, stack: Stack, stats: Sequence[Stats] = (Stats(),) * LAYERS) -> tuple[float, float]:
     """CPU time to store the context under a stack, and to read all layers."""
     start = time.thread_time()
-    row = whole.compress(stack, [Stats()] * LAYERS, 0, torch.float32)
+    row = whole.compress(stack, stats, 0, torch.float32)
     middle = time.thread_time()
-    out = torch.empty(HEADS, TOKENS, D)
+    out = torch.empty(HEADS, max(group.n for group in row.head_groups), D)
     for layer in range(LAYERS):
         for slot in row.slots[layer]:
             for store in (slot.keys, slot.values):
