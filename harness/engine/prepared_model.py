@@ -35,8 +35,7 @@ class PreparedModel:
     ) -> None:
         assert model.config.get_text_config(decoder=True)._attn_implementation == NAME
         self.model, self.kv_dtype, self.eos, self.invariant = model, kv_dtype, frozenset(eos), invariant
-        if invariant:
-            prepare(model)
+        self.packed = prepare(model) if invariant else 0  # bytes of copied weights
         self.shape = shape_of(model.config)
         n = len(self.shape.layers)
         devices = layer_devices(model, n)

@@ -64,7 +64,8 @@ class Scheduler:
         if ended := [one for one in started if one.status != "ok"]:
             yield ended
         going = [sized for sized, one in zip(batch, started, strict=True) if one.status == "ok"]
-        views = max(self.limit - starter.held - self._taken(going), 0) if self.views else 0
+        free = self.limit - self.engine.packed - starter.held - self._taken(going)
+        views = max(free, 0) if self.views else 0
         for executor in (self.answers, self.targets, self.streams, self.windows):
             if mine := [one for one in started if one.status == "ok" and self.executor(one.request) is executor]:
                 yield run_halving(partial(executor.run, views=views), mine, failed, refused)
