@@ -36,7 +36,9 @@ class Engine(PreparedModel):
         `length`: tokens that will be fed in all, those of an answer included; as many as these where it is not given.
         """
         start = time.perf_counter()
-        cache, run, _ = self._forward([self.start(length=length or len(ids))], [ids], [needs])
+        empty = [self.start(length=length or len(ids))]
+        run = self.begin(empty, [len(ids)], [needs])
+        cache, _ = self._feed(empty, [ids], run)  # nothing ever shares it: its products need no tiles
         stats = tuple(run.stats[i][0] for i in range(len(self.shape.layers)))
         return Prefix(cache[0], stats, time.perf_counter() - start)
 
@@ -91,14 +93,24 @@ class Engine(PreparedModel):
         ids: Sequence[Sequence[int]],
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
+        beside: Sequence[tuple[SequenceCache, int]] = (),
     ) -> Step:
-        """Feed each cache its own chunk and keep all logits: one step of a stream; batch: formed for this step."""
-        grown, run, logits = self._forward(caches, ids, every=True, reference=reference, batch=batch)
+        """Feed each cache its own chunk and keep all logits: one step of a stream; batch: formed for this step.
+
+        beside: more caches, each with the number of one of `caches` that reads the same: exact ones of the same tokens. The
+        step has them behind the others, with the numbers of whom they share a forward with.
+        """
+        needs = [cache.needs for cache in caches]
+        for cache, b in beside:
+            needs[b] = needs[b] | cache.needs
+        grown, run, logits = self._forward(caches, ids, needs, every=True, reference=reference, batch=batch)
         settled = _settled(caches, grown, run, batch)
+        more = [cache.after(run, b) for cache, b in beside]
+        settled += [cache.settled(run, b) for cache, (_, b) in zip(more, beside, strict=True)]
         errors = [run.errors[i].double().cpu() for i in sorted(run.errors)]
-        return Step(
-            settled, logits, [cache.bytes().total for cache in grown], torch.stack(errors) if errors else torch.empty(0)
-        )
+        members = [*range(len(caches)), *(b for _, b in beside)]
+        held = [cache.bytes().total for cache in (*grown, *more)]
+        return Step(settled, logits, held, torch.stack(errors)[:, members] if errors else torch.empty(0), members)
 
     @torch.inference_mode()
     def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
@@ -148,8 +160,16 @@ class Engine(PreparedModel):
     ) -> tuple[list[SequenceCache], Forward, Tensor]:
         """One forward: caches with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`.
 
-        needs: only the prefill of a context gives them, which nothing ever shares: its products need no tiles.
+        needs: what to record, where it is not what the caches ask for.
         """
+        run = self.begin(caches, [len(one) for one in ids], needs, reference, batch)
+        with tiles(self.invariant):
+            grown, logits = self._feed(caches, ids, run, every=every)
+        return grown, run, logits
+
+    def _feed(
+        self, caches: Sequence[SequenceCache], ids: Sequence[Sequence[int]], run: Forward, *, every: bool = False
+    ) -> tuple[list[SequenceCache], Tensor]:
         lengths = [len(one) for one in ids]
         starts = [cache.next_position for cache in caches]
         self.check_length(max(start + n for start, n in zip(starts, lengths, strict=True)))
@@ -160,12 +180,11 @@ class Engine(PreparedModel):
         steps_BL = torch.arange(width, device=device).minimum(torch.tensor(lengths, device=device)[:, None] - 1)
         positions_BL = torch.tensor(starts, device=device)[:, None] + steps_BL
         last = sorted({n - 1 for n in lengths})
-        run = self.begin(caches, lengths, needs, reference, batch)
         token = CURRENT.set(run)
         try:
             cache = EntryCache(len(self.shape.layers))
             wanted = slice(None) if every else torch.tensor(last, device=device)
-            with held(self.rotary, [cache.length for cache in caches]), tiles(self.invariant and needs is None):
+            with held(self.rotary, [cache.length for cache in caches]):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
@@ -173,7 +192,7 @@ class Engine(PreparedModel):
         if not every:
             where = torch.tensor([last.index(n - 1) for n in lengths], device=device)
             logits = logits[torch.arange(len(caches), device=device), where]
-        return [cache.after(run, b) for b, cache in enumerate(caches)], run, logits
+        return [cache.after(run, b) for b, cache in enumerate(caches)], logits
 
 
 def _settled(

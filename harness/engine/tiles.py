@@ -55,7 +55,7 @@ class Tiled:
         self._same: dict[tuple[int, int, torch.dtype, torch.device], bool] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., D] times the weight: in tiles inside `tiles`, else in one call."""
+        """X [..., D] times the weight: in tiles inside `tiles`, else in one call."""
         if not _ON.get():
             return self.untiled(x)
         rows = x.reshape(-1, x.shape[-1])

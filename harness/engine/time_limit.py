@@ -78,9 +78,10 @@ class TimedEngine(Engine):
         ids: Sequence[Sequence[int]],
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
+        beside: Sequence[tuple[SequenceCache, int]] = (),
     ) -> Step:
         with self.limit():
-            return super().read(caches, ids, reference, batch)
+            return super().read(caches, ids, reference, batch, beside)
 
     def read_chunked(self, ids: Sequence[int], caches: Sequence[SequenceCache]) -> list[tuple[SequenceCache, int]]:
         with self.limit():

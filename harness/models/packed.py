@@ -20,7 +20,7 @@ class Packed:
         self.nbytes = weight.numel() * weight.element_size()
 
     def __call__(self, x_RD: Tensor) -> Tensor:
-        """x [R, in] times the weight, [R, out]."""
+        """The product of x [R, in] and the weight, [R, out]."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x_RD, self.weight, self.bias, "none", [], "")
         return out
 
