@@ -21,6 +21,8 @@ COMMANDS = (
     ("python -m harness compress=snapkv compress.keep.recent=64", "one stack with a setting changed, at all of its budgets"),
     ("python -m harness -m seed=0,1,2 compress=int8,h2o", "a sweep; hydra/launcher=slurm sends it to a cluster"),
     ("python -m harness.report results/RUN... --out page.html", "runs as one table and one page"),
+    ("python -m harness.recommend results/RUN --max-loss 0.02", "the smallest cache with a guaranteed loss; --budget 2GiB"),
+    ("python -m harness.plan model=llama3_8b compress=int8 seq=32768", "KV bytes and what fits where; nothing is loaded"),
 )
 CHOICES = {
     "model": "what is evaluated",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,26 +57,41 @@ def storage(groups: Iterable[HeadGroup]) -> str:
     return "simulated" if any(one.changed and one.n_encoded and not saves(one) for one in stores) else "packed"
 
 
-def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int) -> int:
+def _store_bytes(codec: Codec, h: int, n: int, d: int, itemsize: int) -> dict[str, int]:
     ready = codec.leaving(max(n - codec.sinks, 0), 0)
-    return sum(codec.nbytes(h, ready, d, itemsize)) + h * (n - ready) * d * itemsize
+    payload, metadata = codec.nbytes(h, ready, d, itemsize)
+    exact = h * (n - ready) * d * itemsize
+    found = {"payload": payload, "metadata": metadata}
+    return found | ({"tail": exact} if codec.lossy else {"payload": payload + exact})
 
 
-def _layer(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> int:
+def layer_bytes(stack: Stack, layer: LayerShape, n: int, itemsize: int, seen: int) -> dict[str, int]:
+    """Bytes by kind of one layer that holds n tokens per head after `seen` tokens (a window its own), without scratch.
+
+    The closed formula; what caches hold is measured, and equal to it.
+    """
     if layer.window is not None:
-        return layer.held(seen) * layer.token_bytes(itemsize)
-    stored = _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize) + _store_bytes(
-        stack.values, layer.heads, n, layer.d_value, itemsize
-    )
+        return {"payload": layer.held(seen) * layer.token_bytes(itemsize)}
     evicted = stack.keep is not None and n < seen
-    positions = 4 * layer.heads * n if evicted else 0
-    state = 4 * layer.heads * n if stack.keeps_state else 0
-    return stored + positions + state
+    return _added(
+        _store_bytes(stack.keys, layer.heads, n, layer.d_key, itemsize),
+        _store_bytes(stack.values, layer.heads, n, layer.d_value, itemsize),
+        {"positions": 4 * layer.heads * n if evicted else 0, "state": 4 * layer.heads * n if stack.keeps_state else 0},
+    )
+
+
+def _added(*kinds: Mapping[str, int]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in kinds:
+        for kind, count in one.items():
+            total[kind] += count
+    return {kind: count for kind, count in total.items() if count}
 
 
 def predict(stack: Stack, shape: ModelShape, n: int, itemsize: int, seen: int) -> int:
     """Bytes of a cache with n tokens per full layer and head after `seen` tokens, by a closed formula, without scratch."""
-    return sum(times * _layer(stack, layer, n, itemsize, seen) for layer, times in Counter(shape.layers).items())
+    alike = Counter(shape.layers).items()
+    return sum(times * sum(layer_bytes(stack, layer, n, itemsize, seen).values()) for layer, times in alike)
 
 
 @dataclass(frozen=True)

@@ -201,9 +201,15 @@ class Scorer(Protocol):
 
 
 class LayerBudget(Protocol):
-    """Divides the budget over the layers. Inherit and write `split`; the other members have defaults."""
+    """Divides the budget over the layers. Inherit and write `split`; the other members have defaults.
+
+    by_shape: whether `split` reads nothing of its views but their numbers of tokens and heads, so that sizes are known before
+    anything is fed. spends_all: whether its budgets always add up to all of it.
+    """
 
     phases: ClassVar[tuple[str, ...]] = ("prefill", "chunked", "always", "every_n")
+    by_shape: ClassVar[bool] = False
+    spends_all: ClassVar[bool] = False
 
     @property
     def needs(self) -> Needs:
@@ -220,7 +226,13 @@ class LayerBudget(Protocol):
 
 
 class HeadBudget(Protocol):
-    """Divides a layer's budget over its KV heads. Inherit and write `split`."""
+    """Divides a layer's budget over its KV heads. Inherit and write `split`.
+
+    by_shape: whether `split` reads nothing of the scores but their shape. spends_all: whether it always gives out all of it.
+    """
+
+    by_shape: ClassVar[bool] = False
+    spends_all: ClassVar[bool] = False
 
     def split(self, tokens: int, scores_HM: Tensor, layer: int) -> list[int]:
         """Number of unprotected tokens for each of H heads; their sum must not exceed H * tokens.

@@ -31,6 +31,8 @@ SEES: dict[str, tuple[str, ...]] = {  # a room -> the rooms it may import from; 
     "evaluation": (*SETUP, "records"),
     "analysis": (*VALUES, "records"),
     "pages": READING,
+    "advice": (*STACK, "tasks", "configure", *READING, "pages", "planning"),
+    "planning": (*STACK, "configure", *READING, "pages"),
     "sweep": (*SETUP, *READING, "evaluation", "pages"),
 }
 MEMBERS = ("score", "layers", "heads", "merge", "transform", "codec", "share", "tasks")  # folders of members of one kind

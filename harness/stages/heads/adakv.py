@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class AdaKV(HeadBudget):
     Scores must be comparable between heads, as attention weights are. alpha is the share that every head gets regardless:
     0.2 as in later code of the authors and kvpress, 0.5 in the authors' README.
     """
+
+    spends_all: ClassVar[bool] = True
 
     alpha: float = 0.2
 

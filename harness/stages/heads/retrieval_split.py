@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -28,6 +29,8 @@ class RetrievalHeads(HeadBudget):
     heads, file: retrieval heads as [layer, KV head] pairs, here or under "heads" in a JSON file. Without either, the first half
         of each layer's heads (rounded up) is used: a placebo to compare a calibrated list with, not DuoAttention.
     """
+
+    by_shape: ClassVar[bool] = True
 
     heads: Sequence[Sequence[int]] | None = None
     file: str | None = None

@@ -28,6 +28,8 @@ class Entropy(LayerBudget):
     protected: as in Pyramid. floor: share of B that every layer gets whatever its entropy.
     """
 
+    spends_all: ClassVar[bool] = True
+
     window: int = 32
     protected: int | None = None
     floor: float = 0.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import ClassVar
 
 from harness.errors import require
 from harness.stages.apportion import apportion
@@ -26,6 +27,8 @@ class Pyramid(LayerBudget):
     rounding: "exact" rounds so that the mean over layers is `tokens`; "floor" is the authors' code, which floors the slope, so
         that the mean is up to (n - 1) / 2 tokens above what was asked for.
     """
+
+    by_shape: ClassVar[bool] = True
 
     beta: int = 20
     protected: int | None = None

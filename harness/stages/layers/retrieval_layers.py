@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import ClassVar
 
 from harness.errors import UserError, require
 from harness.stages.apportion import apportion
@@ -25,6 +26,8 @@ class RetrievalLayers(LayerBudget):
 
     heads, file: the same list as in `keep.heads`. protected: as in Pyramid; `keep.recent` must be smaller than the budget.
     """
+
+    by_shape: ClassVar[bool] = True
 
     heads: Sequence[Sequence[int]] | None = None
     file: str | None = None
