@@ -19,7 +19,6 @@ from harness.stages.protocols import LayerView, Needs, Stats
 from harness.stages.single_views import SingleViews
 from harness.types import KV
 
-
 BUT_SUMS = Needs(queries=1 << 30, query_moments=True)  # all that is recorded but column sums
 
 
