@@ -15,11 +15,8 @@ from torch import Tensor
 from harness.kv.rope import LayerRope
 from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads, TokenIndex
-from harness.stages.protocols import LayerView, Needs, Stats
-from harness.stages.single_views import SingleViews
+from harness.stages.protocols import LayerView, Stats
 from harness.types import KV
-
-BUT_SUMS = Needs(queries=1 << 30, query_moments=True)  # all that is recorded but column sums
 
 
 @dataclass(frozen=True)
@@ -153,12 +150,10 @@ def head_group_view(
         stored = group.keys.read(torch.float32, at)
         return stored if rotated or rope is None else rope.range(stored, 0)
 
-    def view(layers: Sequence[int], at: slice, each: tuple[()] | SingleViews[LayerView] = ()) -> LayerView:
-        recorded = [stats[layer] for layer in layers]
-        if group.sums_HN is None:
-            found = Stats.join(recorded)
-        else:
-            found = replace(Stats.join([one.only(BUT_SUMS) for one in recorded]), column_sums_HN=group.sums_HN[at])
+    def view(layers: Sequence[int], at: slice, each: tuple[LayerView, ...] = ()) -> LayerView:
+        found = Stats.join([stats[layer] for layer in layers])
+        if group.sums_HN is not None:
+            found = replace(found, column_sums_HN=group.sums_HN[at])
         return LayerView(
             layer=layers[0],
             seen=seen,
@@ -174,6 +169,4 @@ def head_group_view(
     whole, layers = slice(0, group.heads.n), group.heads.layers
     if len(layers) == 1:
         return view(layers, whole)
-    alike = len({stats[layer].scaling for layer in layers}) == 1
-    singles = SingleViews(layers, lambda k: view((layers[k],), group.slot(layers[k])), alike=alike)
-    return view(layers, whole, singles)
+    return view(layers, whole, tuple(view((layer,), group.slot(layer)) for layer in layers))

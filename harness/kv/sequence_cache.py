@@ -215,10 +215,6 @@ class SequenceCache:
 
     def bytes(self) -> Bytes:
         """Bytes of all its tensors, including those shared with other caches."""
-        return self._bytes
-
-    @cached_property
-    def _bytes(self) -> Bytes:
         return measure(kind_tensor for group in self.head_groups for kind_tensor in group.tensors())
 
     @property

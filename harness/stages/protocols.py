@@ -13,8 +13,6 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from harness.stages.single_views import SingleViews
-
 
 @dataclass(frozen=True)
 class Needs:
@@ -118,28 +116,21 @@ class LayerView:
     read_values: Callable[[], Tensor]
     seed: int = 0  # of the example, for scorers that draw random numbers
     rope: Rope | None = None  # None if the model has no rotary positions
-    each: tuple[LayerView, ...] | SingleViews[LayerView] = ()
+    each: tuple[LayerView, ...] = ()
 
     def seen_by(self, needs: Needs) -> LayerView:
         """The view for one stage: with copies of the statistics in `needs`, and no others."""
-        each = SingleViews(self.numbers, lambda k: self.each[k].seen_by(needs), alike=self.alike) if self.each else ()
+        each = tuple(one.seen_by(needs) for one in self.each)
         return replace(self, pos_HN=self.pos_HN.clone(), stats=self.stats.only(needs).copied(), each=each)
 
     @property
-    def layers(self) -> tuple[LayerView, ...] | SingleViews[LayerView]:
+    def layers(self) -> tuple[LayerView, ...]:
         """The views of the single layers."""
         return self.each or (self,)
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers of the single layers."""
-        return self.each.numbers if isinstance(self.each, SingleViews) else tuple(one.layer for one in self.layers)
-
-    @property
     def alike(self) -> bool:
         """Whether all its layers have the same RoPE and attention scale, so that one call can score them."""
-        if isinstance(self.each, SingleViews):
-            return self.each.alike
         return len({(id(one.rope), one.stats.scaling) for one in self.layers}) == 1
 
     @property
