@@ -19,7 +19,7 @@ run: .venv/ready ## environment, model, the default experiment, frontier and das
 	$(PY) -m harness $(ARGS)
 
 test: .venv/ready ## every test, the slow ones too
-	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: .venv/ready ## the tests that need no real model
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest -m "not slow" $(ARGS)
@@ -51,8 +51,8 @@ check: .venv/ready ## formatting, lint and types
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun, keep-all overhead, codecs
-	for script in fused_sweep fused_stream multirun overhead codecs; do $(PY) tests/bench/$$script.py || exit 1; done
+bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun, keep-all overhead, codecs, report
+	for script in fused_sweep fused_stream multirun overhead codecs report; do $(PY) tests/bench/$$script.py || exit 1; done
 
 references: .venv/ready ## the committed curves again, many hours; goes on where it was (one of them: make reference-needle-smollm2)
 	$(PY) results/reference/rebuild.py

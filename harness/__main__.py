@@ -17,6 +17,7 @@ from harness.configure.arguments import check_arguments, is_sweep
 from harness.configure.hydra_errors import CompositionError, said
 from harness.errors import UserError
 from harness.files.paths import CONF
+from harness.files.pipes import end_with_reader
 from harness.sweep import job
 from harness.sweep.fold import deferred
 from harness.sweep.sweeper import register
@@ -49,6 +50,7 @@ def main(cfg: DictConfig) -> None:
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if usage.asked(sys.argv[1:]):
+        end_with_reader()
         print(usage.page(sys.argv[1:]))
         sys.exit(0)
     # Hydra reads flags before or after all overrides, but not between them.

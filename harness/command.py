@@ -6,10 +6,9 @@ import logging
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -24,9 +23,10 @@ from harness.errors import UserError
 from harness.evaluation.assemble import Build, assemble, results_folder
 from harness.evaluation.notices import notices
 from harness.evaluation.planned import Planned, asked
+from harness.files.json_values import Config, Json
 from harness.pages.outputs import write_all
 from harness.pages.table import show
-from harness.records.current import Record, current_records, other_version
+from harness.records.current import current_records, other_version
 from harness.records.schema import FINAL
 from harness.records.store import Store
 from harness.sweep.outcome import Refused
@@ -52,12 +52,12 @@ class Made:
     asked: frozenset[str]
     missing: frozenset[str]
     failures: tuple[str, ...]
-    records: list[Record]
+    records: list[Json]
     stale: str | None
     findings: Findings
 
     @property
-    def mine(self) -> list[Record]:
+    def mine(self) -> list[Json]:
         """The records that were asked for."""
         return [record for record in self.records if record["key"] in self.asked]
 
@@ -68,13 +68,13 @@ def execute(cfg: DictConfig, overrides: Sequence[str]) -> tuple[Path, int]:
     Returns:
         (run folder, records that failed; where there are none but nothing that was asked for could be made, those refused).
     """
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    config: Json = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     made = make(config, arms_of(cfg, overrides))
     _show(made)
     return made.folder, _outcome(made, overrides)
 
 
-def make(config: Mapping[str, Any], found: Sequence[Arm], build: Build = build) -> Made:
+def make(config: Config, found: Sequence[Arm], build: Build = build) -> Made:
     """Make the missing records of these arms, and the files that are derived from all records of the folder."""
     _quiet()
     spelled = {arm.name: arm.spellings for arm in found if len(arm.spellings) > 1}
@@ -141,7 +141,7 @@ def _outcome(made: Made, overrides: Sequence[str]) -> int:
     return failed + older
 
 
-def counted(records: Sequence[Mapping[str, Any]]) -> str:
+def counted(records: Sequence[Config]) -> str:
     """How many records came out how, in one line."""
     status = Counter(str(record["status"]) for record in records)
     counts = [f"{status['ok']} ok", f"{status['failed']} failed"]

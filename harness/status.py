@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.errors import UserError
+from harness.files.pipes import end_with_reader
 from harness.files.plain_files import printable
 from harness.records.progress import RunState, run_folders, state
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(printable(f"{folder}: there is no such folder"))
                 continue
             run = state(folder)
-            console.print(line(run), markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(line(run)), markup=False, highlight=False, soft_wrap=True)
             console.print(table(run))
     except UserError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
@@ -64,4 +65,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_with_reader()
     sys.exit(main())

@@ -10,11 +10,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from harness.errors import require
+
+if TYPE_CHECKING:
+    from torch import Tensor  # reports read records without it
 
 SCHEMA = 3
 SCHEMAS_READ = (1, 2, 3)  # fields that an older one lacks have a default in Record

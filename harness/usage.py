@@ -29,6 +29,7 @@ CHOICES = {
     "task": "what it is asked, and how that is scored",
     "corpus": "the text that tasks are made of",
     "compress": "a stack: what is done to the cache",
+    "dimensions": "a well-known model, for python -m harness.plan model=NAME alone",
     "experiment": "a list of stacks, with the settings it is made for",
 }
 PARTS = {

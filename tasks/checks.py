@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from harness.errors import UserError, require, valid
 
 
@@ -13,6 +16,22 @@ def whole(value: object, least: int) -> bool:
 def share(value: object) -> bool:
     """Whether a setting is a number from 0 to 1."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def above_0(value: object) -> bool:
+    """Whether a setting is a whole number above 0."""
+    return whole(value, 1)
+
+
+def all_different(values: object, fits: Callable[[object], bool]) -> bool:
+    """Whether a setting is a list of different values, at least one, that fit."""
+    items = listed(values)
+    return bool(items) and all(map(fits, items)) and len(set(items)) == len(items)
+
+
+def as_tuple(task: object, value: Any) -> Any:
+    """How a list setting is read (`harness.fields`): a list as a tuple, so that a task has a hash; checks come later."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def listed(value: object) -> tuple[object, ...]:
@@ -43,8 +62,8 @@ def require_text(task: object, key: str, *marks: str) -> str:
     return str(text)
 
 
-def stop_strings(stop: object) -> tuple[str, ...]:
-    """Stop strings of a setting: one text or a list of texts, none empty.
+def stop_strings(task: object, stop: object) -> tuple[str, ...]:
+    """How stop strings are read (`harness.fields`): one text or a list of texts, none empty.
 
     Raises:
         UserError: any other value.

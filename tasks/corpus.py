@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.files.package_data import fetch, fetch_many
 from harness.files.plain_files import read_text
-from tasks.checks import require_valid
+from tasks.checks import as_tuple, require_valid
 
 _LINE_TAGS = {"br", "p", "li", "ul", "ol", "div"}
 
@@ -109,12 +110,11 @@ class Factbook(Text):
     version: str
     wheel_sha256: str
     prefix: str
-    fields: Sequence[str]
+    fields: Sequence[str] = read_as(as_tuple)
     least: int = 250
 
     def __post_init__(self) -> None:
         require(self.least >= 0, "corpus.least", self.least, "a number of characters, 0 or more")
-        object.__setattr__(self, "fields", tuple(self.fields))
 
     def reports(self) -> Mapping[str, dict[str, Any]]:
         """Whole reports by `REGION/CC`, as nested dictionaries; values contain HTML (see `plain`)."""

@@ -14,9 +14,10 @@ from statistics import fmean
 from typing import ClassVar
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.types import Corpus, Example, Score, Tokens
 from tasks import scoring
-from tasks.checks import listed, require_bools, require_text, stop_strings, whole
+from tasks.checks import above_0, all_different, as_tuple, require_bools, require_text, stop_strings, whole
 from tasks.docqa_records import Library, Line, Report, Reports, rivals
 from tasks.docqa_shelf import LEAST_LINES, Record, Shelf
 from tasks.pieces import set_apart
@@ -55,9 +56,9 @@ class DocQA:
     needs_corpus: ClassVar[bool] = False
 
     reports: Reports
-    lengths: Sequence[int] = (2048,)
+    lengths: Sequence[int] = read_as(as_tuple, (2048,))
     per_length: int = 120
-    fields: Sequence[int] = (60, 70)
+    fields: Sequence[int] = read_as(as_tuple, (60, 70))
     digits: int = 3
     swap: bool = False
     baseline: str = "none"
@@ -68,14 +69,13 @@ class DocQA:
     question: str = "What does the report on {country} give for {key}?"
     answer_prefix: str = "{key}:"
     metric: str = "contains"
-    stop: Sequence[str] | str = ("\n",)
+    stop: Sequence[str] | str = read_as(stop_strings, ("\n",))
 
     def __post_init__(self) -> None:
-        lengths, fields = listed(self.lengths), listed(self.fields)
-        fits = bool(lengths) and all(whole(n, 1) for n in lengths) and len(set(lengths)) == len(lengths)
-        require(fits, "task.lengths", self.lengths, "a list of different whole numbers above 0")
-        span = len(fields) == 2 and all(whole(n, LEAST_LINES) for n in fields) and fields[0] <= fields[1]  # type: ignore[operator]
-        require(span, "task.fields", self.fields, f"[least, most], whole numbers from {LEAST_LINES}")
+        require(all_different(self.lengths, above_0), "task.lengths", self.lengths, "a list of different whole numbers above 0")
+        span = isinstance(self.fields, tuple) and len(self.fields) == 2 and all(whole(n, LEAST_LINES) for n in self.fields)
+        fits = span and self.fields[0] <= self.fields[1]
+        require(fits, "task.fields", self.fields, f"[least, most], whole numbers from {LEAST_LINES}")
         for key, least in (("per_length", 1), ("digits", 1), ("max_new_tokens", 1)):
             value = getattr(self, key)
             require(whole(value, least), f"task.{key}", value, f"a whole number from {least}")
@@ -84,9 +84,7 @@ class DocQA:
         require_bools(self, "swap", "query_aware", "chat")
         for key, marks in _TEXTS.items():
             require_text(self, key, *marks)
-        for key, values in (("lengths", lengths), ("fields", fields), ("stop", stop_strings(self.stop))):
-            object.__setattr__(self, key, values)
-        _ = self.countries
+        _ = self.stop, self.countries  # what is read here is checked
 
     @property
     def name(self) -> str:

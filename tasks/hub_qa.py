@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.types import Corpus, Example, Score, Tokens
 from tasks import echo, scoring
 from tasks.checks import require_bools, require_text, share, stop_strings, whole
@@ -64,7 +65,7 @@ class HubQA:
     query_aware: bool = False
     chat: bool = False
     max_new_tokens: int = 32
-    stop: Sequence[str] | str = ()
+    stop: Sequence[str] | str = read_as(stop_strings, ())
     metric: str = "f1"
     chance: float = 0.0
     truncate: str = "refuse"
@@ -81,8 +82,7 @@ class HubQA:
         require(share(self.chance) and self.chance < 1, "task.chance", self.chance, "a number from 0 to below 1")
         require(self.truncate in SIDES, "task.truncate", self.truncate, f"one of {', '.join(SIDES)}")
         require_bools(self, "query_aware", "chat")
-        object.__setattr__(self, "stop", stop_strings(self.stop))
-        _ = self.questions
+        _ = self.stop, self.questions  # what is read here is checked
 
     def _check_source(self) -> None:
         for key in ("path", "subset"):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.files.plain_files import read_text
 from harness.types import Corpus, Example, Score, Tokens
 from tasks import echo, scoring
@@ -44,7 +45,7 @@ class JsonLines:
     query_aware: bool = False
     chat: bool = False
     max_new_tokens: int = 32
-    stop: Sequence[str] | str = ()
+    stop: Sequence[str] | str = read_as(stop_strings, ())
     metric: str = "contains"
     chance: float = 0.0
     truncate: str = "refuse"
@@ -56,7 +57,7 @@ class JsonLines:
         require(share(self.chance) and self.chance < 1, "task.chance", self.chance, "a number from 0 to below 1")
         require(self.truncate in SIDES, "task.truncate", self.truncate, f"one of {', '.join(SIDES)}")
         require_bools(self, "query_aware", "chat")
-        object.__setattr__(self, "stop", stop_strings(self.stop))
+        _ = self.stop  # what is read here is checked
         self.read()
 
     @property

@@ -46,9 +46,9 @@ class Loaded:
     documents: Mapping[str, Document]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class LmEval:
-    """Tasks or groups of lm-eval, scored by lm-eval.
+    """Tasks or groups of lm-eval, scored by lm-eval. Not frozen: it holds lm-eval's own tasks, which change as they are used.
 
     A prompt of lm-eval is one text, so the question is part of what is compressed (query-aware); the last token is fed
     afterwards.
@@ -91,17 +91,17 @@ class LmEval:
     loaded: Loaded = field(init=False, default=Loaded({}, {}, {}), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        names = (self.name,) if isinstance(self.name, str) else listed(self.name)
-        fits = bool(names) and all(isinstance(n, str) and n and "," not in n for n in names)
+        given = (self.name,) if isinstance(self.name, str) else listed(self.name)
+        names = [name for name in given if isinstance(name, str) and name and "," not in name]
+        fits = bool(names) and len(names) == len(given)
         require(fits, "task.name", self.name, "a task or group of lm-eval, or a list of them (python -m lm_eval ls tasks)")
-        object.__setattr__(self, "names", tuple(dict.fromkeys(names)))
-        object.__setattr__(self, "name", "+".join(map(str, names)))
+        self.names, self.name = tuple(dict.fromkeys(names)), "+".join(names)
         shots = self.num_fewshot
         require(shots is None or whole(shots, 0), "task.num_fewshot", shots, "a whole number from 0, or null")
         require(whole(self.bootstrap_iters, 0), "task.bootstrap_iters", self.bootstrap_iters, "a whole number from 0")
-        folder = None if self.include_path is None else str(Path(self.include_path).expanduser())
-        object.__setattr__(self, "include_path", folder)
-        require(folder is None or Path(folder).is_dir(), "task.include_path", folder, "there is no such folder")
+        if self.include_path is not None:
+            self.include_path = str(Path(self.include_path).expanduser())
+            require(Path(self.include_path).is_dir(), "task.include_path", self.include_path, "there is no such folder")
         require(self.truncate in TRUNCATE, "task.truncate", self.truncate, f"one of {', '.join(TRUNCATE)}")
         for key in ("metadata", "generation"):
             value = getattr(self, key)
@@ -150,9 +150,8 @@ class LmEval:
     def examples(self, tokens: Tokens, corpus: Corpus | None, seed: int) -> list[Example]:
         """Every document as an example: its id, first prompt, target and continuations; `loaded` holds the requests."""
         tokenizer: Any = tokens
-        loaded = self.load(tokenizer.hf, seed, tokenizer.render)
-        object.__setattr__(self, "loaded", loaded)
-        return [_example(loaded.tasks[one.task], one) for one in loaded.documents.values()]
+        self.loaded = self.load(tokenizer.hf, seed, tokenizer.render)
+        return [_example(self.loaded.tasks[one.task], one) for one in self.loaded.documents.values()]
 
     def score(self, example: Example, answer: str) -> Score:
         """lm-eval scores, from the answers to all requests of a document."""

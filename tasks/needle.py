@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.types import Corpus, Example, Score, Tokens
 from tasks import scoring
-from tasks.checks import listed, require_bools, require_text, share, stop_strings, whole
+from tasks.checks import above_0, all_different, as_tuple, require_bools, require_text, share, stop_strings, whole
 from tasks.haystack import OFF, Haystack, Prose
 from tasks.hidden import KINDS, Hidden, draw, fill, found_once, placed
 from tasks.pieces import set_apart
@@ -52,8 +53,8 @@ class Needle:
         stop: Strings that end the answer.
     """
 
-    lengths: Sequence[int] = (1024,)
-    depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    lengths: Sequence[int] = read_as(as_tuple, (1024,))
+    depths: Sequence[float] = read_as(as_tuple, (0.0, 0.25, 0.5, 0.75, 1.0))
     per_cell: int = 1
     kind: str = "number"
     distractor_needles: int = 0
@@ -67,18 +68,11 @@ class Needle:
     question: str = "What is the special magic {kind} for {key} mentioned in the text above?"
     answer_prefix: str = "The special magic {kind} for {key} is:"
     metric: str = "contains"
-    stop: Sequence[str] | str = ()
+    stop: Sequence[str] | str = read_as(stop_strings, ())
 
     def __post_init__(self) -> None:
-        lengths, depths = listed(self.lengths), listed(self.depths)
-        grid = (
-            ("lengths", lengths, all(whole(n, 1) for n in lengths), "whole numbers above 0"),
-            ("depths", depths, all(map(share, depths)), "numbers from 0 to 1"),
-        )
-        for key, values, fits, allowed in grid:
-            fits = fits and bool(values) and len(set(values)) == len(values)
-            require(fits, f"task.{key}", getattr(self, key), f"a list of different {allowed}")
-            object.__setattr__(self, key, values)
+        require(all_different(self.lengths, above_0), "task.lengths", self.lengths, "a list of different whole numbers above 0")
+        require(all_different(self.depths, share), "task.depths", self.depths, "a list of different numbers from 0 to 1")
         others, room, most = self.distractor_needles, self.max_new_tokens, f"a whole number from 0 to {len(KEYS) - 1}"
         require(whole(self.per_cell, 1), "task.per_cell", self.per_cell, "a whole number above 0")
         require(self.kind in KINDS, "task.kind", self.kind, f"one of {', '.join(KINDS)}")
@@ -91,7 +85,7 @@ class Needle:
         require(self.aware_of in AWARE_OF, "task.aware_of", self.aware_of, f"one of {', '.join(AWARE_OF)}")
         fits = self.aware_of == "own" or (self.query_aware and not self.chat and self.questions > 1)
         require(fits, "task.aware_of", self.aware_of, "first needs query_aware=true, chat=false and questions above 1")
-        object.__setattr__(self, "stop", stop_strings(self.stop))
+        _ = self.stop  # what is read here is checked
         for key, marks in _TEXTS.items():
             text = require_text(self, key, *marks)
             require(key == "needle" or "{value}" not in text, f"task.{key}", text, "only task.needle may hold {value}")

@@ -102,15 +102,32 @@ def cluster_interval(totals: Floats, statistic: Statistic) -> Interval:
 
 def _jackknife(totals: Floats, statistic: Statistic) -> Interval:
     """Student's t with the delete-one-document variance, as in MacKinnon, Nielsen and Webb 2023 (J. Econometrics 232:272)."""
+    point, error = _with_error(totals, statistic)
+    groups = totals.shape[1]
+    reach = error * float(t.ppf(0.5 + CONFIDENCE / 2, groups - 1)) if groups > 1 else 0.0
+    return Interval(point - reach, point + reach)
+
+
+def jackknife_p(totals: Floats, statistic: Statistic) -> float:
+    """Two-sided p-value of "the statistic is 0" by the same t; NaN for one document, or where all differ alike."""
+    point, error = _with_error(totals, statistic)
+    groups = totals.shape[1]
+    if groups < 2:
+        return math.nan
+    if error <= 1e-12 * max(1.0, abs(point)):
+        return 1.0 if abs(point) <= 1e-12 else math.nan
+    return 2 * float(t.sf(abs(point) / error, groups - 1))
+
+
+def _with_error(totals: Floats, statistic: Statistic) -> tuple[float, float]:
+    """The statistic of all documents, and its standard error; 0 for one document."""
     groups = totals.shape[1]
     whole = totals.sum(axis=1, keepdims=True)
     point = float(statistic(whole)[0])
     if groups < 2:
-        return Interval(point, point)
+        return point, 0.0
     without = statistic(whole - totals)
-    error = math.sqrt((groups - 1) / groups * float(np.sum((without - without.mean()) ** 2)))
-    reach = error * float(t.ppf(0.5 + CONFIDENCE / 2, groups - 1))
-    return Interval(point - reach, point + reach)
+    return point, math.sqrt((groups - 1) / groups * float(np.sum((without - without.mean()) ** 2)))
 
 
 def _bootstrap(totals: Floats, statistic: Statistic) -> Interval:

@@ -6,6 +6,7 @@ are those of the points table (`point_row`); only the base is another point than
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,7 @@ def _row(point: Point, against: Point) -> dict[str, Any]:
         **spread("against", found.other, value="against_score"),
         **spread("diff", found.paired, value="diff_to_against"),
         **spread("nll_diff", found.nats),
-        "mcnemar_p": found.paired.p_value,
+        "mcnemar_p": found.paired.p_value if found.paired.exact else math.nan,
         "verdict": found.verdict(higher_is_better=bool(first["higher_is_better"])),
         "reason": found.reason,
         **_bytes(point, against, found.shared),

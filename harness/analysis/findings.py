@@ -11,7 +11,10 @@ import pandas as pd
 
 from harness.analysis.curves import Curves, curves
 from harness.analysis.frontier import frontier, rank
+from harness.analysis.joint import joint
+from harness.analysis.multiplicity import detectable, holm
 from harness.analysis.points import cells, points
+from harness.analysis.resampled_frontier import frontier_chance
 
 Record = Mapping[str, Any]
 
@@ -35,5 +38,15 @@ class Findings:
 
 def findings(records: Sequence[Record], folder: Path = Path()) -> Findings:
     """What these records of one or several runs amount to; `folder` is what their series files are named from."""
-    ranked = rank(points(records))
-    return Findings(points=ranked, cells=cells(records), curves=curves(folder, records, ranked), frontier=frontier(ranked))
+    ranked = judged(rank(points(records)), records)
+    return Findings(
+        points=ranked,
+        cells=cells(records),
+        curves=curves(folder, records, ranked),
+        frontier=frontier(ranked) | {"joint": joint(ranked)},
+    )
+
+
+def judged(ranked: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
+    """The ranked table with `holm_p`, `detectable` and `p_frontier`: what many comparisons and few documents leave."""
+    return ranked.assign(holm_p=holm(ranked), detectable=detectable(ranked), p_frontier=frontier_chance(ranked, records))

@@ -6,6 +6,7 @@ duplicates therefore stay. Points are only ranked against points of the same run
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from harness.analysis.labels import family_of
 from harness.analysis.point_row import BASE
 
 Floats = NDArray[np.float64]
@@ -112,6 +114,7 @@ def _group_entry(group: pd.DataFrame) -> dict[str, Any]:
         "discriminative": bool(base["discriminative"].iloc[0]) if base["discriminative"].notna().any() else None,
         "hypervolume": volume,
         "hypervolume_missing": missing,
+        "hypervolume_by_family": _by_family(group, base),
         "hypervolume_axes": "x log2(full bytes / bytes), y (score - chance) / (full - chance); reference (0, 0)",
         "frontier": [_point_entry(row) for _, row in front.iterrows()],
         "left_out": [
@@ -119,6 +122,13 @@ def _group_entry(group: pd.DataFrame) -> dict[str, Any]:
             for _, row in group[group["left_out"].notna()].iterrows()
         ],
     }
+
+
+def _by_family(group: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
+    """The hypervolume of the points of each family of stacks by themselves; empty where there is none."""
+    families = group["stack_config"].map(lambda text: family_of(json.loads(text)))
+    volumes = {str(name): _volume(points, base)[0] for name, points in group.groupby(families) if name != BASE}
+    return {name: volume for name, volume in sorted(volumes.items()) if volume is not None}
 
 
 def _volume(group: pd.DataFrame, base: pd.DataFrame) -> tuple[float | None, str | None]:

@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from statsmodels.stats.proportion import proportion_confint
 
-from harness.analysis.clusters import CONFIDENCE, Floats, Interval, cluster_interval, effective_size, group_totals, sign_flip_p
+from harness.analysis.clusters import (
+    CONFIDENCE,
+    Floats,
+    Interval,
+    cluster_interval,
+    effective_size,
+    group_totals,
+    jackknife_p,
+    sign_flip_p,
+)
 
 Aggregate = Literal["mean", "exp_weighted"]
 
@@ -55,11 +64,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval; p_value only for a paired difference of proportions (exact McNemar)."""
+    """A number with its interval; p_value only of a paired difference: exact (McNemar) for proportions, else by t."""
 
     value: float
     interval: Interval
     p_value: float = math.nan
+    exact: bool = False
     documents: int | None = None  # that the interval rests on; None where that is not known
 
 
@@ -125,13 +135,14 @@ def difference(first: Sample, second: Sample, how: Aggregate) -> Estimate:
     totals = group_totals(first.groups, *columns)
     documents = totals.shape[1]
     if how == "mean" and first.is_proportion and second.is_proportion:
-        return Estimate(value, *_of_proportions(first, second, totals), documents=documents)
+        return Estimate(value, *_of_proportions(first, second, totals), exact=True, documents=documents)
     link = np.exp if how == "exp_weighted" else np.asarray
     interval = cluster_interval(totals, lambda s: link(s[0] / s[2]) - link(s[1] / s[2]))
     if interval.half_width < _tiny(second.aggregate(how)):
         interval = _without_difference(first, second, how, documents)
     interval = _clipped(interval, -1.0) if how == "mean" and _bounded(first, second) else interval
-    return Estimate(value, interval, documents=documents)
+    p = jackknife_p(totals, lambda s: s[0] / s[2] - s[1] / s[2])
+    return Estimate(value, interval, p, documents=documents)
 
 
 def _of_proportions(first: Sample, second: Sample, totals: Floats) -> tuple[Interval, float]:

@@ -45,6 +45,21 @@ def label_of(record: Mapping[str, Any]) -> str:
     return with_settings(str(record["stack"]), " ".join(named))
 
 
+def family_of(stack_config: Mapping[str, Any]) -> str:
+    """What a stack does, in a few words: `eviction + quantization`; `full` where it does nothing."""
+    parts = []
+    if stack_config.get("keep") is not None:
+        parts.append("eviction")
+    parts += [name for name in ("merge", "share", "transform") if stack_config.get(name) is not None]
+    if any(not _exact(stack_config.get(role)) for role in ("keys", "values")):
+        parts.append("quantization")
+    return " + ".join(parts) or ("full" if stack_config.get("positions", "original") == "original" else "positions")
+
+
+def _exact(codec: object) -> bool:
+    return codec is None or (isinstance(codec, Mapping) and str(codec.get("_target_", "")).endswith(".Exact"))
+
+
 def with_settings(stack: str, settings: str) -> str:
     """A stack's name and what a point of it sets: `h2o 0.5`, but `h2o, 8 sinks at 0.5`."""
     between = " at " if BETWEEN in stack else " "

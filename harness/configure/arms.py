@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unicodedata import normalize
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -63,6 +64,9 @@ def arms_of(cfg: DictConfig, overrides: Sequence[str]) -> list[Arm]:
     require(isinstance(stacks, list) and bool(stacks), "stacks", stacks, "a list of names, stacks=[a,b]")
     changes = [o for o in overrides if is_stack_override(o) and key_of(o) != STACK]
     found = stack_arms(FULL, [])
+    require(
+        not found[0].stack.compresses, "conf/compress/full", found[0].config, "the full cache: every run is compared with it"
+    )
     for member in [chosen] if chosen else stacks:
         name, own = _member(member)
         if name != FULL:
@@ -170,4 +174,18 @@ def _arm(base: DictConfig, name: str, called: str, point: Point) -> Arm:
     stack = build(resolved, where)
     if not isinstance(stack, Stack):
         raise UserError(f"{where}: compress._target_={resolved[TARGET]!r} makes no harness.stages.stack.Stack")
+    if stack.compresses and reads_full(called):  # a point may change the full cache too
+        called = stack.describe()
+    check_label(called, stack)
     return Arm(called, dict(point), resolved, stack)
+
+
+def reads_full(label: str) -> bool:
+    """Whether a reader takes a label for that of the full cache, whatever its case, its marks and what is unseen in it."""
+    return "".join(c for c in normalize("NFKC", label).casefold() if c.isalnum()) == FULL
+
+
+def check_label(label: str, stack: Stack) -> None:
+    """Only the full cache is called full (UserError)."""
+    if stack.compresses and reads_full(label):
+        raise UserError(f"a stack that compresses cannot be called {label!r}: give it another label, stacks={{'LABEL': stack}}")

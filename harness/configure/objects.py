@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from harness.configure.arms import FULL, Arm
+from harness.configure.arms import Arm, check_label
 from harness.configure.object_source import in_a_file, source_digest
 from harness.configure.typed import TARGET
-from harness.errors import UserError, require
+from harness.errors import require
 from harness.files.digests import digest
 from harness.stages.stack import Stack, unused
 
@@ -117,7 +117,6 @@ def arm_of(stack: Stack, label: str | None = None) -> Arm:
     """A stack that exists as a value, its budget as its point."""
     stack = replace(stack, **unused(stack.keep, stack.phase))
     label = label or stack.describe()
-    if label == FULL and stack.compresses:
-        raise UserError("a stack that compresses cannot be called full: give it another label, stacks={'LABEL': stack}")
+    check_label(label, stack)
     point = {} if stack.keep is None else {"keep.budget.value": stack.keep.budget.value}
     return Arm(label, point, described(stack, f"stack {label!r}"), stack, spellings=(label,))

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.configure.typed import check_types
 from harness.engine.batches import parse_bytes
 from harness.errors import require
 
 VIEWS = ("auto", "off")
+PARTS = ("model", "task", "corpus", "compress", "stacks")
 MOST_SEED = 1 << 63  # torch's generators take no more
 
 
@@ -57,6 +59,9 @@ class Options:
         views = "off" if views is False else views  # what YAML makes of a bare off
         require(views in VIEWS, "decoded_views", views, f"allowed are {', '.join(VIEWS)}")
         require(isinstance(invariant, bool), "batch_invariant", invariant, "true or false")
+        for key, value in config.items():
+            if key not in PARTS:
+                check_types(value, key)  # a number that no file of a run can hold
         return cls(
             limit=limit,
             seeds=tuple(seeds),

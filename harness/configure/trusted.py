@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
+from harness.configure.kinds import is_a
 from harness.configure.typed import check_types
 from harness.engine.batches import one_line
 from harness.errors import UserError
@@ -78,7 +79,7 @@ class Builder:
             raise UserError(f"{named}: {module} cannot be imported ({one_line(error)})") from None
         if not isinstance(found, type) or not self._knows(found.__module__) or _at_home(found) is not found:
             raise UserError(f"{named}: it is no class that {module} defines")
-        if not any(_fits(found, wanted) for wanted in _classes(hint)):
+        if not any(is_a(found, wanted) for wanted in _classes(hint)):
             wanted = " or ".join(one.__name__ for one in _classes(hint)) or "plain values"
             raise UserError(f"{named}: {wanted} is expected here")
         return found
@@ -135,12 +136,3 @@ def _classes(hint: Any) -> list[type]:
     if isinstance(hint, type) and hint.__module__ not in ("builtins", "typing", "collections.abc"):
         return [hint]
     return [one for inner in get_args(hint) for one in _classes(inner)]
-
-
-def _fits(found: type, wanted: type) -> bool:
-    """Whether a class is a `wanted`; of a protocol whose members are data, whether it has all of them."""
-    if not getattr(wanted, "_is_protocol", False):
-        return issubclass(found, wanted)
-    members = {name for name in vars(wanted) if not name.startswith("_")}
-    own = {one.name for one in fields(found)} if is_dataclass(found) else set()
-    return wanted in found.__mro__ or all(name in own or hasattr(found, name) for name in members)

@@ -97,4 +97,4 @@ def needs_of(stacks: Iterable[Stack]) -> Needs:
 
 def batch_timings(seconds: float, together: int) -> dict[str, float]:
     """Of a batch, under the names that records have."""
-    return {"wave_s": seconds, "wave_rows": float(together)}
+    return {"batch_s": seconds, "batch_sequences": float(together)}

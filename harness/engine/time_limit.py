@@ -7,24 +7,33 @@ thread), and code that never comes back to the model, such as a scorer that wait
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
-from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
 from harness.engine.engine import Engine
-from harness.kv.batch_views import Batch
-from harness.kv.memory import Budget
-from harness.kv.sequence_cache import SequenceCache
-from harness.stages.protocols import Needs
-from harness.stages.stack import Stack
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
 
 class TimeLimitError(RuntimeError):
     """A prefill or a batch took longer than allowed; a batch is then halved, so that only requests slow by themselves fail."""
+
+
+def _within_limit(call: Callable[Concatenate[Engine, Given], Made]) -> Callable[Concatenate[TimedEngine, Given], Made]:
+    """A method of an engine, within the limit of a timed one."""
+
+    @wraps(call)
+    def timed(self: TimedEngine, /, *given: Given.args, **named: Given.kwargs) -> Made:
+        with self.limit():
+            return call(self, *given, **named)
+
+    return timed
 
 
 class TimedEngine(Engine):
@@ -54,42 +63,16 @@ class TimedEngine(Engine):
             for hook in hooks:
                 hook.remove()
 
-    def _check(self, *_: Any) -> None:
+    def _check(self, *_: object) -> None:
         if self._end is not None and time.monotonic() > self._end:
             raise TimeLimitError(f"longer than time_limit={self.seconds:g} s")
 
-    def prefill(self, ids: Sequence[int], needs: Needs = Needs(), length: int = 0) -> Prefix:  # noqa: B008 frozen
-        with self.limit():
-            return super().prefill(ids, needs, length)
-
-    def compress(self, prefix: Prefix, stack: Stack, seed: int = 0, solved: Budget | None = None) -> SequenceCache:
-        with self.limit():
-            return super().compress(prefix, stack, seed, solved)
-
-    def score(
-        self, caches: Sequence[SequenceCache], held: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[Scored]:
-        with self.limit():
-            return super().score(caches, held, targets)
-
-    def read(
-        self,
-        caches: Sequence[SequenceCache],
-        ids: Sequence[Sequence[int]],
-        reference: Sequence[int] | None = None,
-        batch: Batch | None = None,
-        beside: Sequence[tuple[SequenceCache, int]] = (),
-    ) -> Step:
-        with self.limit():
-            return super().read(caches, ids, reference, batch, beside)
-
-    def read_chunked(self, ids: Sequence[int], caches: Sequence[SequenceCache]) -> list[tuple[SequenceCache, int]]:
-        with self.limit():
-            return super().read_chunked(ids, caches)
-
-    def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
-        with self.limit():
-            return super().answer(asks, views)
+    prefill = _within_limit(Engine.prefill)
+    compress = _within_limit(Engine.compress)
+    score = _within_limit(Engine.score)
+    read = _within_limit(Engine.read)
+    read_chunked = _within_limit(Engine.read_chunked)
+    answer = _within_limit(Engine.answer)
 
 
 def limited(engine: Engine) -> AbstractContextManager[None]:

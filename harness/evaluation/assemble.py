@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from harness.calibrate.codec_limits import ROLES, calibrated
 from harness.configure import typed
 from harness.configure.arms import Arm
+from harness.configure.kinds import of_kind
 from harness.configure.options import Options
 from harness.engine.batches import one_line
 from harness.engine.engine import Engine
@@ -29,6 +29,7 @@ from harness.evaluation.question_runner import QuestionRunner
 from harness.evaluation.record_maker import RecordMaker
 from harness.evaluation.recorder import Recorder
 from harness.evaluation.stream_runner import StreamRunner
+from harness.files.json_values import Config, Json
 from harness.files.paths import user_path
 from harness.kv.attention import NAME
 from harness.kv.compat import shape_of
@@ -36,16 +37,20 @@ from harness.models.load import LM, ModelSpec, load, outline
 from harness.records import keys as identity
 from harness.records.store import Store
 from harness.types import Corpus, Example, Task
+from tasks.lm_eval_task import LmEval
+from tasks.stream import Stream
 
 NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit", "decoded_views")
-Build = Callable[[Any, str], Any]  # from the configuration of a model, a task, ... and its name, which a refusal starts with
+Build = Callable[
+    [object, str], object
+]  # from the configuration of a model, a task, ... and its name, which a refusal starts with
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """Everything that makes records, ready."""
 
-    config: Mapping[str, Any]
+    config: Config
     options: Options
     lm: LM
     engine: Engine
@@ -60,10 +65,11 @@ class Bench:
         kind, task = _kind(self.task), self.task
         if kind == "question":
             return QuestionRunner(self.lm, task, self.setup)
-        own: Any = task  # one of the tasks that name their runner
-        if kind == "stream":
-            return StreamRunner(self.lm, own, self.setup, store)
-        return LmEvalRunner(self.lm, own, self.setup, store)
+        if isinstance(task, Stream):
+            return StreamRunner(self.lm, task, self.setup, store)
+        if isinstance(task, LmEval):
+            return LmEvalRunner(self.lm, task, self.setup, store)
+        raise UserError(f"task._target_={type(task).__name__} is not possible: runner={kind} is for tasks derived from ours")
 
     def run(self, store: Store[Planned], runner: Runner, planned: Sequence[Planned]) -> list[str]:
         """Make what is missing of these records, a line for each failure."""
@@ -105,7 +111,7 @@ class Bench:
         self.drawn[seed] = examples
         return examples
 
-    def manifest(self, arms: Sequence[Arm]) -> dict[str, Any]:
+    def manifest(self, arms: Sequence[Arm]) -> Json:
         """What an invocation was, and the digests of all examples there are, whatever the limit."""
         corpus = self.corpus
         about = {} if corpus is None else {"name": corpus.name, "licence": corpus.licence, "sha256": corpus.digest}
@@ -113,14 +119,15 @@ class Bench:
         return known | {"samples": samples_of(self.setup.identity, {seed: self.examples(seed) for seed in self.options.seeds})}
 
 
-def assemble(config: Mapping[str, Any], arms: Sequence[Arm], *, weights: bool = True, build: Build = typed.build) -> Bench:
+def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build: Build = typed.build) -> Bench:
     """Build and load everything a configuration names; UserError before any model loads where possible.
 
     Without weights the bench knows every record it would make, and can make none. `build` makes what is named: by default
     whatever they name, which is for configurations that the user typed; of a run folder `trusted.Builder`.
     """
     options, spec, task = outlined(config, build)
-    corpus: Corpus | None = build(config["corpus"], "corpus") if getattr(task, "needs_corpus", True) else None
+    needed = getattr(task, "needs_corpus", True)
+    corpus = of_kind(build(config["corpus"], "corpus"), Corpus, "corpus") if needed else None  # type: ignore[type-abstract]
     if weights:
         spec.check()
     _check_heads(arms, spec)
@@ -179,8 +186,8 @@ def _calibrated(arm: Arm, engine: Engine, lm: LM) -> Arm:
         return arm
     config = copy.deepcopy(arm.config)
     for role in ROLES:
-        about: Any = getattr(stack, role).info().get("calibration")
-        if about and config[role].get("calibration"):
+        about = getattr(stack, role).info().get("calibration")
+        if isinstance(about, Mapping) and config[role].get("calibration"):
             config[role]["calibration"]["table"] = about["table"]
     return replace(arm, stack=stack, config=config)
 
@@ -194,17 +201,17 @@ def reproducible(seed: int) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def outlined(config: Mapping[str, Any], build: Build = typed.build) -> tuple[Options, ModelSpec, Task]:
+def outlined(config: Config, build: Build = typed.build) -> tuple[Options, ModelSpec, Task]:
     """What a configuration says of everything but its stacks, checked; nothing is loaded (UserError)."""
     options = Options.of(config)
-    spec: ModelSpec = build(config["model"], "model")
-    task: Task = build(config["task"], "task")
+    spec = of_kind(build(config["model"], "model"), ModelSpec, "model")
+    task = of_kind(build(config["task"], "task"), Task, "task")  # type: ignore[type-abstract]
     several = len(options.seeds) > 1
     require(not several or _kind(task) != "lm_eval", "seed", list(options.seeds), "task=lm_eval takes one seed a run")
     return options, spec, task
 
 
-def run_folder(config: Mapping[str, Any]) -> Path:
+def run_folder(config: Config) -> Path:
     """Where a configuration's records go; all of it but the stacks is checked, nothing is loaded (UserError)."""
     _, spec, task = outlined(config)
     folder = results_folder(config) / run_id(spec, task, config)
@@ -214,12 +221,12 @@ def run_folder(config: Mapping[str, Any]) -> Path:
     return folder
 
 
-def results_folder(config: Mapping[str, Any]) -> Path:
+def results_folder(config: Config) -> Path:
     """Where all runs go."""
     return user_path(config["results_dir"])
 
 
-def run_id(spec: ModelSpec, task: Task, config: Mapping[str, Any]) -> str:
+def run_id(spec: ModelSpec, task: Task, config: Config) -> str:
     """The name of the run folder of a configuration."""
     return identity.run_id(spec.name, task.name, {k: v for k, v in config.items() if k not in NOT_IDENTITY})
 

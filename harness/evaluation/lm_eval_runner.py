@@ -19,10 +19,11 @@ from harness.configure.arms import Arm
 from harness.engine.requests import Request, Result
 from harness.errors import UserError, require
 from harness.evaluation.planned import Planned, Setup, arm_digest
+from harness.evaluation.record_fields import Fields
 from harness.evaluation.record_maker import NOTHING, RecordMaker
 from harness.files.digests import digest
 from harness.files.plain_files import say_once
-from harness.lm_eval.documents import Reply, Response, reply, requests_of
+from harness.lm_eval.documents import Response, firsts, nothing, read, requests_of, responses
 from harness.lm_eval.encoding import Encoder, LmEvalRequest, generation_limits, prompt_hash
 from harness.lm_eval.metrics import aggregate, chance, from_output, judge, to_output
 from harness.models.load import LM
@@ -105,11 +106,13 @@ class LmEvalRunner:
             for arm, of_arm in zip(arms, digests, strict=True)
         ]
 
-    def _shared(self, document: Document, requests: Sequence[LmEvalRequest]) -> dict[str, object]:
+    def _shared(self, document: Document, requests: Sequence[LmEvalRequest]) -> Fields:
         """What differs from task to task of a group."""
         generates = any(request.kind == "generate_until" for request in requests)
         return {
-            **{"task": document.task, "metric": self.task.metric, "prompt_sha256": prompt_hash(requests)},
+            "task": document.task,
+            "metric": self.task.metric,
+            "prompt_sha256": prompt_hash(requests),
             "decoding": self.lm.decoding if generates else "",
         }
 
@@ -122,8 +125,8 @@ class LmEvalRunner:
     def record(self, planned: Planned, results: Sequence[Result[Planned]]) -> Record:
         """The record of a document's responses, judged by lm-eval."""
         own = _of(planned)
-        found = reply(own.requests, results, self.lm.tokens)
-        return self.maker.record(own, **(self.maker.measured(found.main) | self._scored(own, found)))
+        longest = max(firsts(own.requests, results), key=lambda one: one.start.seen)  # what bytes are reported of
+        return self.maker.record(own, **self.maker.measured(longest) | self._scored(own, results))
 
     def _control_text(self, document: Document) -> int:
         """Control words in a document's text, which lm-eval reads as control tokens; with a chat template, in its question."""
@@ -139,13 +142,15 @@ class LmEvalRunner:
         except UserError as error:
             return (), str(error)
 
-    def _scored(self, planned: LmEvalPlanned, found: Reply[Planned]) -> dict[str, object]:
+    def _scored(self, planned: LmEvalPlanned, results: Sequence[Result[Planned]]) -> Fields:
         task, document = self.task.loaded.tasks[planned.document.task], planned.document
-        judged = judge(task, document, found.responses, self.task.metric)
-        answers = [one.answer for one in found.results if one.answer]
-        scored = found.scored + sum(len(r.target) for r in planned.requests)
+        answered = responses(planned.requests, results, self.lm.tokens)
+        judged = judge(task, document, answered, self.task.metric)
+        answers = [one.answer for one in results if one.answer]
+        texts, empty = read(results), nothing(planned.requests, results)
+        scored = texts.scored + sum(len(r.target) for r in planned.requests)
         metrics = dict(judged.metrics)
-        share = found.exercised / found.scored if found.scored else None  # of the tokens of whole texts
+        share = texts.exercised / texts.scored if texts.scored else None  # of the tokens of whole texts
         if share is not None:
             metrics["exercised"] = share
         return {
@@ -158,11 +163,11 @@ class LmEvalRunner:
             "metrics": metrics,
             "compressed_share": share if planned.arm.stack.compresses else None,
             "length": judged.length or planned.example.length,
-            "output": to_output(document, found.responses),
+            "output": to_output(document, answered),
             "stop_reason": answers[0].stop_reason if answers else None,
-            "entries_touched": found.touched,
-            "status": "not_exercised" if found.nothing else "ok",
-            "error": (NOT_READ if found.scored and not found.exercised else NOTHING) if found.nothing else None,
+            "entries_touched": sum(one.entries for one in firsts(planned.requests, results)),
+            "status": "not_exercised" if empty else "ok",
+            "error": (NOT_READ if share == 0 else NOTHING) if empty else None,
         }
 
     def finish(self, planned: Sequence[Planned]) -> None:
@@ -179,9 +184,9 @@ class LmEvalRunner:
                     say_once(f"{self.store.folder}: the output of {one.example.id} is no answer of lm-eval's; passed over")
                     continue
                 by_arm.setdefault(one.arm.name, {})[one.example.id] = answers
-        for name, responses in by_arm.items():
+        for name, answered in by_arm.items():
             with _one_process():
-                found = aggregate(self.task.loaded, responses, self.task.bootstrap_iters, self.task.unsafe_code)
+                found = aggregate(self.task.loaded, answered, self.task.bootstrap_iters, self.task.unsafe_code)
             text = json.dumps(found, indent=1, default=str)
             self.store.write(
                 Path(f"lm_eval-{_file_name(name)}.json"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 from harness.evaluation.planned import Planned
 from harness.models.tokenizer import Tokenizer
@@ -12,11 +12,18 @@ from harness.types import Example, Task
 LEAST_THINKING = 1024  # tokens of an answer below which thinking seldom comes to its end
 
 
+@runtime_checkable
+class Noticing(Protocol):
+    """A task that has warnings of its own about its examples."""
+
+    def notices(self, examples: Sequence[Example]) -> Sequence[str]: ...
+
+
 def notices(task: Task, tokens: Tokenizer, planned: Sequence[Planned]) -> list[str]:
     """Lines on what makes scores of these records mean something else than they seem to; empty where nothing does."""
     examples: dict[str, Example] = {f"{one.seed} {one.example.id}": one.example for one in planned}
-    own: Any = getattr(task, "notices", None)  # a task may bring words of its own
-    return [*_thinking(task, tokens, planned), *(own(list(examples.values())) if own else ())]
+    own = task.notices(list(examples.values())) if isinstance(task, Noticing) else ()
+    return [*_thinking(task, tokens, planned), *own]
 
 
 def _thinking(task: Task, tokens: Tokenizer, planned: Sequence[Planned]) -> list[str]:

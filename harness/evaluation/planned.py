@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
 
 from harness.configure.arms import Arm
+from harness.evaluation.record_fields import Fields
 from harness.files.digests import digest
+from harness.files.json_values import Config
 from harness.kv.shape import ModelShape
 from harness.records.keys import code_hash, record_key
 from harness.types import Example, Prompt, Task
@@ -22,7 +23,7 @@ class Setup:
 
     run_id: str
     model: str
-    identity: Mapping[str, Any]  # model, task settings, code hash and library versions: part of every key
+    identity: Config  # model, task settings, code hash and library versions: part of every key
     memory_limit: int
     attn: str
     kv_dtype: str
@@ -46,7 +47,7 @@ class Planned:
     seed: int
     claim: str
     digests: tuple[str, str]
-    shared: Mapping[str, object] = field(default_factory=dict)
+    shared: Fields = field(default_factory=lambda: Fields())
     refusal: str | None = None
 
     @cached_property
@@ -66,7 +67,7 @@ def plan(
     prompts: Sequence[tuple[Example, Prompt]],
     arms: Sequence[Arm],
     seed: int,
-    shared: Callable[[Example], Mapping[str, object]] = lambda example: {},
+    shared: Callable[[Example], Fields] = lambda example: Fields(),
 ) -> list[Planned]:
     """The records that examples under arms are.
 
@@ -96,13 +97,13 @@ def plan(
     return [one for planned in same.values() for one in planned]
 
 
-def sample_of(identity: Mapping[str, Any], example: Example, seed: int) -> str:
+def sample_of(identity: Config, example: Example, seed: int) -> str:
     """Digest of what a record is of, whatever the stack: example, task settings, model. Code and versions are not in it."""
     shown = {name: value for name, value in asdict(example).items() if name != "truncated"}  # a runner may find that later
     return digest({"example": shown, "seed": seed, "model": identity["model"], "task": identity["task"]})
 
 
-def samples_of(identity: Mapping[str, Any], examples: Mapping[int, Sequence[Example]]) -> dict[str, dict[str, str]]:
+def samples_of(identity: Config, examples: Mapping[int, Sequence[Example]]) -> dict[str, dict[str, str]]:
     """`sample_of` all examples, by seed and id, as a manifest holds them."""
     return {str(seed): {str(one.id): sample_of(identity, one, seed) for one in found} for seed, found in examples.items()}
 
@@ -112,7 +113,7 @@ def arm_digest(arm: Arm) -> str:
     return digest({"stack": arm.config, "point": arm.point, "label": arm.label, "code": code_hash(arm.config)})
 
 
-def asked(planned: Sequence[Planned]) -> dict[str, list[list[Any]]]:
+def asked(planned: Sequence[Planned]) -> dict[str, list[list[object]]]:
     """What an invocation asks for, for its manifest: `record_key` of any example's and any arm's digest is a record's key."""
     return {
         "examples": [

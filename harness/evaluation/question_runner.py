@@ -8,6 +8,7 @@ from harness.configure.arms import Arm
 from harness.engine.answers import Answer, Scored
 from harness.engine.requests import Question, Request, Result, draw_seed
 from harness.evaluation.planned import Planned, Setup, plan
+from harness.evaluation.record_fields import Fields
 from harness.evaluation.record_maker import RecordMaker
 from harness.models.load import LM
 from harness.types import Example, Record, Score, Task
@@ -26,7 +27,7 @@ class QuestionRunner:
         prompts = [(e, tokens.prompt(e.context, e.question, e.answer_prefix, chat=chat)) for e in examples]
         return plan(self.setup, self.task, prompts, arms, seed, self._shared)
 
-    def _shared(self, example: Example) -> dict[str, object]:
+    def _shared(self, example: Example) -> Fields:
         """How the answer is chosen; choices are scored as they are."""
         return {} if example.choices else {"decoding": self.lm.decoding}
 
@@ -51,7 +52,7 @@ class QuestionRunner:
         (result,) = results
         example = planned.example
         fields = self._answered(example, result.answer) if result.answer else self._chosen(example, result.scored)
-        return self.maker.record(planned, **self.maker.measured(result), **fields)
+        return self.maker.record(planned, **self.maker.measured(result) | fields)
 
     def finish(self, planned: Sequence[Planned]) -> None:
         """Records are all there is."""
@@ -68,14 +69,14 @@ class QuestionRunner:
         found = [at for s in stop if (at := text.find(s, blank)) >= 0]
         return (text[: min(found)], True) if found else (text, False)
 
-    def _answered(self, example: Example, answer: Answer) -> dict[str, object]:
+    def _answered(self, example: Example, answer: Answer) -> Fields:
         text = self._cut(answer.ids, example.stop)[0]
         score = self.task.score(example, text)
         if not isinstance(score, Score):
             raise TypeError(f"task {self.task.name}: score() must return a Score, not {score!r}")
         return {"output": text, "stop_reason": answer.stop_reason, "score": score.value, "metrics": dict(score.metrics)}
 
-    def _chosen(self, example: Example, scored: Sequence[Scored]) -> dict[str, object]:
+    def _chosen(self, example: Example, scored: Sequence[Scored]) -> Fields:
         """Multiple choice: the choice with the highest log-likelihood, and the one with the highest per byte beside it."""
         sums = [sum(s.logp) for s in scored]
         choice = example.choices[max(range(len(sums)), key=sums.__getitem__)]

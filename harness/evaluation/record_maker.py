@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+
+from typing_extensions import Unpack
 
 from harness.engine.requests import Result
 from harness.evaluation.planned import Planned, Setup, sample_of
+from harness.evaluation.record_fields import Fields
 from harness.types import Bytes, Example, Record, Task
 
 NOTHING = "nothing was compressed: every token is kept, and as it was (a stack or budget that keeps all, or a short context)"
@@ -17,7 +20,7 @@ class RecordMaker:
     def __init__(self, task: Task, setup: Setup) -> None:
         self.task, self.setup = task, setup
 
-    def measured(self, result: Result[Planned]) -> dict[str, Any]:
+    def measured(self, result: Result[Planned]) -> Fields:
         """The fields that say what the cache held and what happened to it."""
         start, final, shape = result.start, result.final, self.setup.shape
         held = [n for layer in start.held() for n in layer]
@@ -42,43 +45,43 @@ class RecordMaker:
             "timings": result.timings,
         }
 
-    def record(self, planned: Planned, **fields: Any) -> Record:
+    def record(self, planned: Planned, **fields: Unpack[Fields]) -> Record:
         """A record with the fields that follow from the example, the arm and the run, and `fields`."""
         example, prompt, arm, task = planned.example, planned.prompt, planned.arm, self.task
-        common: dict[str, Any] = {
-            "key": planned.key,
-            "run_id": self.setup.run_id,
-            "example_id": example.id,
-            "group_id": example.group_id or example.id,
-            "prompt_sha256": prompt.sha256,
-            "sample_sha256": sample_of(self.setup.identity, example, planned.seed),
-            "first_ids": list(prompt.ids[:4]),
-            "n_prompt": len(prompt.ids),
-            "truncated": example.truncated,
-            "length": example.length,
-            "depth": example.depth,
-            "depth_realised": example.depth_realised,
-            "control_text": prompt.control_text,
-            "order": example.order,
-            "model": self.setup.model,
-            "task": task.name,
-            "stack": arm.label,
-            "stack_config": arm.config,
-            "point": arm.point,
-            "phase": arm.stack.phase,
-            "query_aware": task.query_aware,
-            "positions": arm.stack.positions,
-            "attn": self.setup.attn,
-            "batch_invariant": self.setup.batch_invariant,
-            "storage": "packed",  # until measured
-            "kv_dtype": self.setup.kv_dtype,
-            "layers_compressed": list(self.setup.shape.full_layers) if arm.stack.compresses else [],
-            "gold": list(example.answers),
-            "metric": task.metric,
-            "chance": guess(example, task),
-            "seed": planned.seed,
-        }
-        return Record(**(common | dict(planned.shared) | fields))
+        known = Record(
+            key=planned.key,
+            run_id=self.setup.run_id,
+            example_id=example.id,
+            group_id=example.group_id or example.id,
+            prompt_sha256=prompt.sha256,
+            sample_sha256=sample_of(self.setup.identity, example, planned.seed),
+            first_ids=list(prompt.ids[:4]),
+            n_prompt=len(prompt.ids),
+            truncated=example.truncated,
+            length=example.length,
+            depth=example.depth,
+            depth_realised=example.depth_realised,
+            control_text=prompt.control_text,
+            order=example.order,
+            model=self.setup.model,
+            task=task.name,
+            stack=arm.label,
+            stack_config=arm.config,
+            point=arm.point,
+            phase=arm.stack.phase,
+            query_aware=task.query_aware,
+            positions=arm.stack.positions,
+            attn=self.setup.attn,
+            batch_invariant=self.setup.batch_invariant,
+            storage="packed",  # until measured
+            kv_dtype=self.setup.kv_dtype,
+            layers_compressed=list(self.setup.shape.full_layers) if arm.stack.compresses else [],
+            gold=list(example.answers),
+            metric=task.metric,
+            chance=guess(example, task),
+            seed=planned.seed,
+        )
+        return replace(known, **planned.shared | fields)
 
 
 def guess(example: Example, task: Task) -> float:

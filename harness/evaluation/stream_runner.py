@@ -16,6 +16,7 @@ from harness.engine.requests import Request, Result
 from harness.engine.requests import Stream as StreamRequest
 from harness.engine.streams import Floats, Read
 from harness.evaluation.planned import Planned, Setup, plan
+from harness.evaluation.record_fields import Fields
 from harness.evaluation.record_maker import RecordMaker, breakdown
 from harness.models.load import LM
 from harness.records.store import Store
@@ -49,7 +50,7 @@ class StreamRunner:
         planned = plan(self.setup, self.task, prompts, arms, seed, self._shared)
         return [replace(one, refusal=self._refusal(one.arm)) for one in planned]
 
-    def _shared(self, example: Example) -> dict[str, object]:
+    def _shared(self, example: Example) -> Fields:
         return {
             "higher_is_better": False,
             "aggregate": "exp_weighted",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from harness.errors import UserError, require
+from harness.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf"
 MOST = 96  # bytes of a name: two of them and a digest stay below the 255 of a file system
-NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 
 
 def user_path(text: str) -> Path:
@@ -24,10 +23,3 @@ def folder_name(label: str) -> str:
     """A label as part of a folder's name: letters, digits and ._+-, no dot or dash in front; empty where nothing is left."""
     text = re.sub(r"[^\w.+-]+", "_", label).lstrip(".-")
     return text.encode(errors="ignore")[:MOST].decode(errors="ignore")
-
-
-def require_names(**names: str) -> None:
-    """UserError for names (packages, versions, digests) that lead out of the cache or mean more than a name to pip."""
-    for key, name in names.items():
-        fits = re.fullmatch(NAME, name) is not None
-        require(fits, key, name, "letters, digits and . _ + -, starting with a letter or a digit")

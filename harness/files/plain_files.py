@@ -19,8 +19,8 @@ from pathlib import Path
 LOCKLESS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)  # errors of file systems without locks
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 _SAID: set[str] = set()
-_UNSEEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of surrogate pairs, separators of lines and paragraphs
-_REORDER = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")  # reorder what follows
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control and format characters, halves of pairs, separators of lines and paragraphs
+_JOINING = "\u200c\u200d"  # format characters that words of several scripts are written with
 
 
 def kind(path: Path) -> str:
@@ -133,12 +133,12 @@ def _is(handle: int, path: Path) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text on one line, with control characters, line breaks and text direction marks as escapes."""
+    """The text on one line, with what steers a terminal or cannot be seen as escapes: control, direction, zero width."""
     return text if text.isprintable() else "".join(c if c.isprintable() else _spelled(c) for c in text)
 
 
 def _spelled(char: str) -> str:
-    unseen = unicodedata.category(char) in _UNSEEN or char in _REORDER
+    unseen = unicodedata.category(char) in _UNSEEN and char not in _JOINING
     return ascii(char)[1:-1] if unseen else char
 
 

@@ -14,12 +14,16 @@ _WORD = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._+!-]*[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def pinned(package: str, version: str, *digests: str) -> None:
-    """UserError unless package, version and digests are plain words: they become a requirement line and a path."""
-    require(isinstance(package, str) and bool(_WORD.fullmatch(package)), "package", package, "the name of a distribution")
-    require(isinstance(version, str) and bool(_WORD.fullmatch(version)), "version", version, "an exact version")
+def pinned(package: str, version: str, *digests: str, of: str = "") -> None:
+    """UserError unless package, version and digests are plain words: they become a requirement line and a path.
+
+    `of` stands before their names in what is said, such as `model.wheel.`.
+    """
+    allowed = "the name of a distribution"
+    require(isinstance(package, str) and bool(_WORD.fullmatch(package)), f"{of}package", package, allowed)
+    require(isinstance(version, str) and bool(_WORD.fullmatch(version)), f"{of}version", version, "an exact version")
     for digest in digests:
-        require(isinstance(digest, str) and bool(_SHA256.fullmatch(digest)), "sha256", digest, "64 hexadecimal digits")
+        require(isinstance(digest, str) and bool(_SHA256.fullmatch(digest)), f"{of}sha256", digest, "64 hexadecimal digits")
 
 
 def inside(key: str, path: str) -> None:

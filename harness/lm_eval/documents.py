@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
+from harness.engine.answers import TextScore
 from harness.engine.batches import MOST_TOGETHER
 from harness.engine.requests import Question, Request, Result, WindowText, draw_seed
 from harness.engine.windows import first_half
@@ -18,39 +18,6 @@ Owner = TypeVar("Owner")
 Asked = tuple[Owner, Stack]  # who asks a document's requests, and of which stack
 Document = tuple[Sequence[Asked[Owner]], Sequence[LmEvalRequest]]  # what all that ask of one have in common stands once
 BUNDLE = 4 * MOST_TOGETHER  # documents times stacks that are asked at once: what is not asked is free for other writers
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reply(Generic[Owner]):
-    """What became of a document under a stack: a response per request of lm-eval where `status` is ok, else why not.
-
-    results: of each context, and of the first window of each text. scored and exercised count predicted tokens of windows, and
-    those of them that were read through the stack's store.
-    """
-
-    responses: tuple[Response, ...] = ()
-    results: tuple[Result[Owner], ...] = ()
-    status: str = "ok"
-    error: str | None = None
-    trace: str = ""
-    scored: int = 0
-    exercised: int = 0
-
-    @property
-    def touched(self) -> int:
-        """Entries evicted or stored inexactly, over all contexts and texts, as `Result.entries`."""
-        return sum(one.entries for one in self.results)
-
-    @property
-    def nothing(self) -> bool:
-        """Whether no token was predicted from a store that had lost something, though the stack compresses."""
-        compresses = any(one.request.stack.compresses for one in self.results)
-        return compresses and not self.exercised and not any(one.touched for one in self.results)
-
-    @property
-    def main(self) -> Result[Owner]:
-        """The one with the longest context: what bytes are reported of."""
-        return max(self.results, key=lambda one: one.start.seen)
 
 
 def questions(asked: Sequence[Asked[Owner]], requests: Sequence[LmEvalRequest], tokens: Tokenizer) -> Iterator[Request[Owner]]:
@@ -106,29 +73,39 @@ def requests_of(documents: Iterable[Document[Owner]], tokens: Tokenizer) -> Iter
             yield from texts(asked, requests)
 
 
-def reply(requests: Sequence[LmEvalRequest], results: Sequence[Result[Owner]], tokens: Tokenizer) -> Reply[Owner]:
-    """What a document's results, in the order of its requests, answer; the first that has no answer decides its status."""
-    for one in results:
-        if one.status != "ok":
-            return Reply(status=one.status, error=one.error, trace=one.trace)
+def responses(requests: Sequence[LmEvalRequest], results: Sequence[Result[Owner]], tokens: Tokenizer) -> tuple[Response, ...]:
+    """What a document's results, all ok and in the order of its requests, answer: a response for each of lm-eval's requests."""
     contexts = _contexts(requests)
     found: dict[int, Response] = {}
-    of_contexts, of_windows = results[: len(contexts)], iter(results[len(contexts) :])
-    for (_, at), one in zip(contexts, of_contexts, strict=True):
+    for (_, at), one in zip(contexts, results[: len(contexts)], strict=True):
         found |= zip(at, _answers([requests[i] for i in at], one, tokens), strict=True)
-    shown = [*of_contexts]
-    scored = exercised = 0
+    windows = iter(results[len(contexts) :])
     for i, request in enumerate(requests):
         if request.windows:
-            own = [next(of_windows) for _ in request.windows]
-            read = [one.text for one in own if one.text is not None]
-            total = sum(text.total for text in read)
-            greedy = all(text.greedy for text in read)
-            found[i] = total if request.kind == "loglikelihood_rolling" else (total, greedy)
-            scored, exercised = scored + sum(t.scored for t in read), exercised + sum(t.exercised for t in read)
-            shown.append(own[0])
-    responses = tuple(found[i] for i in range(len(requests)))
-    return Reply(responses=responses, results=tuple(shown), scored=scored, exercised=exercised)
+            text = read([next(windows) for _ in request.windows])
+            found[i] = text.total if request.kind == "loglikelihood_rolling" else (text.total, text.greedy)
+    return tuple(found[i] for i in range(len(requests)))
+
+
+def read(results: Iterable[Result[Owner]]) -> TextScore:
+    """The tokens that the windows among a document's results scored, all in one."""
+    return sum((one.text for one in results if one.text is not None), TextScore())
+
+
+def firsts(requests: Sequence[LmEvalRequest], results: Sequence[Result[Owner]]) -> list[Result[Owner]]:
+    """Of a document's results those on a context, and that on the first window of each text."""
+    at = len(_contexts(requests))
+    found = [*results[:at]]
+    for request in requests:
+        found += results[at : at + 1] if request.windows else []
+        at += len(request.windows)
+    return found
+
+
+def nothing(requests: Sequence[LmEvalRequest], results: Sequence[Result[Owner]]) -> bool:
+    """Whether no token of a document was predicted from a store that had lost something, though the stack compresses."""
+    compresses = any(one.request.stack.compresses for one in results)
+    return compresses and not read(results).exercised and not any(one.touched for one in firsts(requests, results))
 
 
 def _answers(requests: Sequence[LmEvalRequest], one: Result[Owner], tokens: Tokenizer) -> Iterable[Response]:

@@ -26,7 +26,7 @@ from harness.engine.requests import Result
 from harness.engine.scheduler import Scheduler
 from harness.errors import UserError, require
 from harness.kv.attention import NAME
-from harness.lm_eval.documents import Response, reply, requests_of
+from harness.lm_eval.documents import Response, nothing, requests_of, responses
 from harness.lm_eval.encoding import Encoder, LmEvalRequest
 from harness.models.load import ModelSpec, load
 from harness.stages.stack import Stack
@@ -163,12 +163,12 @@ class KvHarness(lm_eval_model.LM):  # type: ignore[misc]
         self, places: Places, requests: Sequence[LmEvalRequest], results: Sequence[Result[Places]]
     ) -> tuple[Response, ...]:
         """Responses of one document; UserError where it has none."""
-        found = reply(requests, results, self.lm.tokens)
-        if found.status != "ok":
-            print(found.trace, file=sys.stderr, end="")
-            raise UserError(f"request {places[0]}: {found.error}")
-        self.not_exercised += found.nothing
-        return found.responses
+        for one in results:
+            if one.status != "ok":
+                print(one.trace, file=sys.stderr, end="")
+                raise UserError(f"request {places[0]}: {one.error}")
+        self.not_exercised += nothing(requests, results)
+        return responses(requests, results, self.lm.tokens)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The tokenizer's template, for lm-eval's log."""

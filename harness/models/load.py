@@ -13,6 +13,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.files.paths import user_path
 from harness.models import sources
 from harness.models.decoding import decoding
@@ -40,7 +41,7 @@ class ModelSpec:
         tokenizer: model (refused below 3.5 characters a token of English) | bytes (one token a byte is fine).
     """
 
-    name: str = ""
+    name: str = read_as(lambda spec, given: given or spec.label(), "")
     source: str
     path: str | None = None
     repo: str | None = None
@@ -61,11 +62,12 @@ class ModelSpec:
             value = getattr(self, key)
             require(value in _DTYPES, f"model.{key}", value, "one of " + ", ".join(_DTYPES))
         require(self.tokenizer in ("model", "bytes"), "model.tokenizer", self.tokenizer, "one of model, bytes")
-        if not self.name:
-            object.__setattr__(self, "name", self._label())
 
-    def _label(self) -> str:
-        """The last part of the path, repository or package; for a path such as `.` the folder's own name."""
+    def label(self) -> str:
+        """The name of a model that was given none: the last part of the path, repository or package.
+
+        For a path such as `.` it is the folder's own name.
+        """
         if self.path:
             folder = user_path(self.path)
             return (folder.name if folder.name not in ("", "..") else folder.resolve().name) or self.source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -20,7 +20,8 @@ from huggingface_hub.errors import (
 
 from harness.errors import UserError, require
 from harness.files.package_data import cache_root, fetch, once, sha256_of
-from harness.files.paths import require_names, user_path
+from harness.files.paths import user_path
+from harness.files.wheel import inside, pinned
 from harness.models import gguf_model
 from harness.models.random_model import RandomModel
 
@@ -41,10 +42,8 @@ class Wheel:
     member_sha256: str
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            require(isinstance(value, str) and value != "", f"model.wheel.{item.name}", value, "a non-empty text")
-        require_names(**{f"model.wheel.{key}": getattr(self, key) for key in ("package", "version", "sha256", "member_sha256")})
+        pinned(self.package, self.version, self.sha256, self.member_sha256, of="model.wheel.")
+        inside("model.wheel.member", self.member)
 
     def directory(self) -> Path:
         """The converted directory, made once and kept in the user cache."""

@@ -74,7 +74,7 @@ def write(found: Findings, path: Path, manifests: Mapping[str, Mapping[str, Any]
         curves=Curves(frame=as_markup(found.curves.frame), problems=found.curves.problems),
         volumes={_panel(group): (group["hypervolume"], group["hypervolume_missing"]) for group in found.frontier["groups"]},
         looks=looks(ranked["stack"], BASE),
-        content={"figures": {}, "heat": {}, "titles": {}, "views": {}, "shown": {}, "windows": {}},
+        content={"figures": {}, "heat": {}, "titles": {}, "views": {}, "shown": {}, "windows": {}, "tables": {}},
     )
     parts = ranked.groupby(["model", "task"], sort=False)
     sections = [_section(page, f"s{i}", _shortly(section)) for i, (_, section) in enumerate(parts)]
@@ -137,10 +137,7 @@ def _section(page: _Page, ident: str, section: pd.DataFrame) -> str:
     parts += [_curves_card(page, f"{ident}-curves{i}", panel, section) for i, panel in enumerate(panels)]
     parts += [_heat_card(page, f"{ident}-heat{i}", panel, section) for i, panel in enumerate(panels)]
     parts += [_bytes_card(page, f"{ident}-bytes{i}", panel, section) for i, panel in enumerate(panels)]
-    parts += [
-        _card(f"All points, {figures.panel_title(panel, section)}", html.points_table(panel), "click a column to sort")
-        for panel in panels
-    ]
+    parts += [_table_card(page, f"{ident}-points{i}", panel, section) for i, panel in enumerate(panels)]
     parts.append(_card("Not drawn or not ranked", html.not_drawn(section)))
     return "".join(parts) + "</section>"
 
@@ -223,6 +220,11 @@ def _curves_card(page: _Page, ident: str, panel: pd.DataFrame, section: pd.DataF
     note = f"{_CURVES} Buckets of {width} tokens.{missing}"
     figure = by_position.by_position(lines, page.looks, shown[first])
     return _card(title, _plot(page, ident, figure, "tokens"), note, controls)
+
+
+def _table_card(page: _Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
+    table, page.content["tables"][ident] = html.points_table(panel, ident)
+    return _card(f"All points, {figures.panel_title(panel, section)}", table, "click a column to sort")
 
 
 def _bytes_card(page: _Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:

@@ -36,13 +36,13 @@ def heat(cells: pd.DataFrame, chosen: str, title: str | None = None) -> tuple[go
     figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
     bounded = cells["score"].between(0, 1).all()
     limits = (0.0, 1.0) if bounded else (cells["score"].min(), cells["score"].max())
-    for column, label in enumerate(shown, start=1):
+    for column, (label, title_of) in enumerate(zip(shown, titles, strict=True), start=1):
         trace = go.Heatmap(
             **maps[label],
             x=[f"{length:,.0f}" for length in lengths],
             y=_depth_names(cells, depths),
             texttemplate="%{text}" if len(depths) <= _TEXTS else "",
-            hovertemplate="%{customdata}<extra></extra>",
+            hovertemplate=f"<b>{title_of}</b><br>%{{customdata}}<extra></extra>",
             colorscale="Cividis",
             zmin=limits[0],
             zmax=limits[1],
@@ -96,4 +96,4 @@ def _cell_hover(cell: Row) -> str:
     place = f"{cell['length']:,.0f} tokens, {depth}"
     full = f"full cache here {score_text(cell['full_score'])}<br>KV {iec(cell['bytes_context'])}"
     floor = "<br>† the full cache scores at chance here: this cell tells nothing" if _mark(cell) else ""
-    return f"<b>{cell['label']}</b><br>{place}<br>{score}<br>{full}{floor}"
+    return f"{place}<br>{score}<br>{full}{floor}"

@@ -22,6 +22,7 @@ from harness.pages.markup import markup
 from harness.pages.table import problems
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
 
+NUMBER, VERDICT, WORDS = "v", "t", "l"  # the first letter of a cell
 _NAMED = 40  # points a line names
 
 
@@ -63,17 +64,20 @@ def _base(panel: pd.DataFrame) -> str:
     return f"full cache {score} at {iec(row['bytes_context'])}, n = {row['n']}, chance {score_text(row['chance'])}"
 
 
-def points_table(panel: pd.DataFrame) -> str:
-    """All points, sortable by column; frontier rows are bold, and a verdict says on hover what it means."""
+def points_table(panel: pd.DataFrame, ident: str) -> tuple[str, list[list[str]]]:
+    """(table, rows) of all points, sortable by column; frontier rows are bold, and a verdict says on hover what it means.
+
+    The page's script fills the rows in; a row is its class and its cells, each a letter for what it is and its content.
+    """
     faithful = bool(panel[list(FIDELITY)].notna().any(axis=None))
     table = [(row, _cells(row, faithful)) for row in rows_of(panel.sort_values(["bytes_context", "label"]))]
     head = "".join(_head(name, cell) for name, cell in table[0][1].items())
-    rows = "".join(_row(row, cells) for row, cells in table)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    rows = [_row(row, cells) for row, cells in table]
+    return f'<div class="scroll"><table id="{ident}"><thead><tr>{head}</tr></thead><tbody></tbody></table></div>', rows
 
 
 def _head(name: str, cell: str) -> str:
-    left = " class=l" if cell.startswith("<td class=l") else ""
+    left = "" if cell.startswith(NUMBER) else " class=l"
     return f'<th{left}><button type="button">{name}</button></th>'
 
 
@@ -111,22 +115,21 @@ def _fidelity(row: Row) -> dict[str, str]:
     }
 
 
-def _row(row: Row, cells: dict[str, str]) -> str:
-    kind = "base" if row["stack"] == BASE else "front" if row["on_frontier"] else ""
-    return f"<tr{f' class={kind}' if kind else ''}>{''.join(cells.values())}</tr>"
+def _row(row: Row, cells: dict[str, str]) -> list[str]:
+    return ["base" if row["stack"] == BASE else "front" if row["on_frontier"] else "", *cells.values()]
 
 
 def _words(text: str) -> str:
-    return f"<td class=l>{text}</td>"
+    return WORDS + text
 
 
 def _verdict(verdict: str) -> str:
     """The verdict; the script of the page gives the cell its meaning from the glossary."""
-    return f"<td class=l data-tip>{glossary.verdict_text(verdict)}</td>"
+    return VERDICT + glossary.verdict_text(verdict)
 
 
 def _number(value: float, text: str) -> str:
-    return f'<td data-v="{"" if math.isnan(value) else f"{value:.8g}"}">{text}</td>'
+    return f"{NUMBER}{'' if math.isnan(value) else f'{value:.6g}'}|{text}"
 
 
 def not_drawn(section: pd.DataFrame) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -38,6 +39,11 @@ def panel_title(panel: pd.DataFrame, section: pd.DataFrame) -> str:
     return f"<b>{mode(row)}</b>: {what}" + (f" · {row['run_id']}" if same > 1 else "")
 
 
+def short(column: pd.Series[Any]) -> list[float | None]:
+    """Six digits, as much as a screen can show; nothing where there is no number."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in column]
+
+
 def drawable(points: pd.DataFrame) -> pd.DataFrame:
     """The points that have a place on linear axes."""
     finite = points["score"].map(math.isfinite) & points["bytes_context"].map(math.isfinite)
@@ -58,15 +64,15 @@ def breakdown(panel: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[go.Figure
         if not values.any():
             continue
         colour, pattern = KIND_LOOKS[kind]
-        text = [f"<b>{name}</b><br>{kind} {iec(value)}" for name, value in zip(names, values, strict=True)]
         shape = {"shape": pattern, "fgcolor": "white", "bgcolor": colour, "size": 6, "solidity": 0.25}
+        said = f"<b>%{{text}}</b><br>{kind} %{{customdata}}<extra></extra>"  # the page writes its bytes there
         bar = {"orientation": "h", "marker": {"color": colour, "pattern": shape}, "name": kind}
-        figure.add_bar(x=values.tolist(), y=labels, customdata=text, hovertemplate="%{customdata}<extra></extra>", **bar)
+        figure.add_bar(x=short(values), y=labels, text=names, textposition="none", hovertemplate=said, **bar)
     windows = _windows(points)
     shown = min(len(labels), _BARS)
     styles = [looks[stack] for stack in points["stack"]]
     figure.add_scatter(
-        x=points["bytes_logical"].tolist(),
+        x=short(points["bytes_logical"]),
         y=labels,
         mode="markers",
         name="logical bytes (the stack's marker)",

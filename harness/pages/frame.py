@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -16,16 +17,17 @@ from plotly.offline import get_plotlyjs
 
 from harness.pages.looks import FONT
 
+_PARTS = re.compile(r"(?<=  )(?!·)")  # a line of a hover text, cut after every two spaces
+_LONG = 8  # values of a list that is worth a place of its own
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:"
 
 
 def render(title: str, body: str, content: dict[str, Any]) -> str:
     """The whole page: `title` is markup, `body` HTML.
 
-    `content` holds by element id figures, maps, axis titles, views, visible lines and windows of bars.
+    `content` holds by element id figures, maps, axis titles, views, visible lines, windows of bars and rows of tables.
     """
-    content = content | {"lines": _share_lines(content["figures"], content["heat"])}
-    data = json.dumps(_plain(content), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(_plain(_Packed().pack(content)), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     head = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{title}</title>'
     return "".join(
         [
@@ -44,29 +46,77 @@ def _own(name: str) -> str:
     return files("harness.pages").joinpath(name).read_text(encoding="utf-8")
 
 
+def _number(value: Any) -> Any:
+    """A whole number without a point; what strict JSON cannot hold is null: it is not drawn, and listed elsewhere."""
+    if not isinstance(value, float):
+        return value
+    return None if not math.isfinite(value) else int(value) if value.is_integer() else value
+
+
 def _plain(value: Any) -> Any:
-    """Numbers that strict JSON cannot hold become null: nothing is drawn there, and the page lists them elsewhere."""
+    """The value as strict JSON holds it."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return _number(value)
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _share_lines(figures: dict[str, Any], heat: dict[str, Any]) -> list[str]:
-    """Replace hover texts by numbers of their lines, which many points have in common; returns the lines."""
-    lines: dict[str, int] = {}
+class _Once:
+    """Values by their number, each held once."""
 
-    def numbers(text: str) -> list[int]:
-        return [lines.setdefault(line, len(lines)) for line in text.split("<br>")]
+    def __init__(self) -> None:
+        self.known: dict[Any, int] = {}
 
-    for trace in (trace for figure in figures.values() for trace in figure["data"]):
-        texts = trace.get("customdata", [])
-        if len(texts) and isinstance(texts[0], str):
-            trace["customdata"] = [numbers(text) for text in texts]
-    for one in (one for maps in heat.values() for one in maps):
-        one["customdata"] = [[numbers(text) for text in row] for row in one["customdata"]]
-    return list(lines)
+    def number(self, value: Any) -> int:
+        return self.known.setdefault(value, len(self.known))
+
+    def values(self) -> list[Any]:
+        return list(self.known)
+
+
+class _Packed:
+    """A page's content with every text of a hover, every cell of a table and every long list in it once.
+
+    The script of the page puts them back (`unpack`). A hover text is lines, a line is parts, and a point's budget or bytes are
+    in one part of it only.
+    """
+
+    def __init__(self) -> None:
+        self.parts, self.lines, self.texts, self.cells, self.lists = _Once(), _Once(), _Once(), _Once(), _Once()
+
+    def pack(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The content, and what it refers to."""
+        for figure in content["figures"].values():
+            for trace in figure["data"]:
+                if trace["type"] != "heatmap" and trace.get("customdata"):
+                    trace["customdata"] = [self._text(text) for text in trace["customdata"]]
+                elif trace.get("customdata"):
+                    trace["customdata"] = self._grid(trace["customdata"])
+        for one in (one for maps in content["heat"].values() for one in maps):
+            one["customdata"] = self._grid(one["customdata"])
+        tables = {name: [[self.cells.number(cell) for cell in row] for row in rows] for name, rows in content["tables"].items()}
+        found = content | {"figures": self._listed(content["figures"]), "tables": tables}
+        own = ("parts", "lines", "texts", "cells", "lists")
+        return found | {name: getattr(self, name).values() for name in own}
+
+    def _text(self, text: str) -> int:
+        lines = (tuple(map(self.parts.number, _PARTS.split(line))) for line in text.split("<br>"))
+        return self.texts.number(tuple(self.lines.number(line) for line in lines))
+
+    def _grid(self, rows: Sequence[Sequence[str]]) -> list[list[int]]:
+        return [[self._text(text) for text in row] for row in rows]
+
+    def _listed(self, value: Any) -> Any:
+        """The value with every long list of numbers or words as its place among all, or as what all of it is."""
+        if isinstance(value, dict):
+            return {key: self._listed(one) for key, one in value.items()}
+        if not isinstance(value, list | tuple):
+            return value
+        if len(value) < _LONG or any(isinstance(one, dict | list | tuple) for one in value):
+            return [self._listed(one) for one in value]
+        whole = tuple(map(_number, value))
+        return {"@": whole[0], "n": len(whole)} if len(set(whole)) == 1 else {"@": self.lists.number(whole)}
 
 
 def switch(plot: str, action: str, options: dict[str, str], pressed: str | None = None) -> str:

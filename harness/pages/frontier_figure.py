@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 
 from harness.analysis.frontier import GROUP
 from harness.analysis.point_row import BASE
-from harness.pages.figures import drawable, panel_title, x_titles
+from harness.pages.figures import drawable, panel_title, short, x_titles
 from harness.pages.looks import AXIS, FRONTIER_RANK, INK, MUTED, Look, layout, legend, legend_height
 from harness.pages.paired_view import Paired
 from harness.pages.units import signed_small
@@ -83,8 +83,8 @@ def _stack_trace(points: pd.DataFrame, look: Look, paired: Paired | None, *, fir
     stack = points["stack"].iloc[0]
     bold = _bold(points) if crowded else pd.Series(True, index=points.index)
     return go.Scatter(
-        x=points["bytes_context"].tolist(),
-        y=points["score"].tolist(),
+        x=short(points["bytes_context"]),
+        y=short(points["score"]),
         name=points["short_stack"].iloc[0],
         legendgroup=stack,
         legendrank=look.rank,
@@ -120,7 +120,7 @@ def _marker(points: pd.DataFrame, look: Look, *, crowded: bool = False) -> dict[
 def _bars(table: pd.DataFrame, shown: pd.Series[bool], **style: Any) -> dict[str, Any]:
     """Ends of the intervals of a table of (value, low end, high end); none where there is no interval or it is not shown."""
     y, low, high = (table[name].where(shown) for name in table.columns)
-    return {"array": _short((high - y).fillna(0)), "arrayminus": _short((y - low).fillna(0)), **style}
+    return {"array": short((high - y).fillna(0)), "arrayminus": short((y - low).fillna(0)), **style}
 
 
 def _in_pairs(
@@ -131,16 +131,11 @@ def _in_pairs(
         return {}
     own = paired.points.loc[points.index]
     bars = {"bars": _bars(own, shown, thickness=1.6, color=look.faded(0.8))} if look and shown is not None else {}
-    return {"paired": {"y": _short(own["y"]), **bars}}
-
-
-def _short(column: pd.Series[Any]) -> list[float | None]:
-    """Six digits, as much as a screen can show."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in column]
+    return {"paired": {"y": short(own["y"]), **bars}}
 
 
 def _sizes(points: pd.DataFrame) -> dict[str, Any]:
-    return {"bytes": points["bytes_context"].tolist(), "ratio": _or_none(points["ratio"])}
+    return {"bytes": short(points["bytes_context"]), "ratio": short(points["ratio"])}
 
 
 def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.Scatter | None:
@@ -152,7 +147,7 @@ def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.S
         return None
     stack = beyond["stack"].iloc[0]
     return go.Scatter(
-        x=beyond["bytes_context"].tolist(),
+        x=short(beyond["bytes_context"]),
         y=[None] * len(beyond),
         name=beyond["short_stack"].iloc[0],
         legendgroup=stack,
@@ -165,7 +160,7 @@ def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.S
         textfont={"size": 11, "color": INK},
         customdata=beyond["about"].tolist(),
         hovertemplate="%{customdata}<extra></extra>",
-        meta=_sizes(beyond) | {"paired": {"y": paired.edge[beyond.index].tolist()}, "edge": True},
+        meta=_sizes(beyond) | {"paired": {"y": short(paired.edge[beyond.index])}, "edge": True},
     )
 
 
@@ -174,8 +169,8 @@ def _frontier_trace(panel: pd.DataFrame, paired: Paired | None, *, first: bool) 
     if front.empty:
         return None
     return go.Scatter(
-        x=front["bytes_context"].tolist(),
-        y=front["score"].tolist(),
+        x=short(front["bytes_context"]),
+        y=short(front["score"]),
         name="frontier",
         legendgroup="frontier",
         legendrank=FRONTIER_RANK,
@@ -199,7 +194,3 @@ def _reference(figure: go.Figure, panel: pd.DataFrame, where: dict[str, int]) ->
         figure.add_hrect(**band, layer="below", exclude_empty_subplots=False, **where)
     line = {"color": MUTED, "width": 1.2, "dash": "dot"}
     figure.add_hline(y=row["score"], line=line, layer="below", exclude_empty_subplots=False, **where)
-
-
-def _or_none(column: pd.Series[Any]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in column]

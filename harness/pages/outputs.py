@@ -103,9 +103,9 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     runs = [run for folder in asked if (run := _run(folder, folders)) is not None]
     for run in runs:
         if run.loaded.half_written:
-            print(f"{run.folder}: {run.loaded.half_written} half-written record(s) passed over")
+            print(printable(f"{run.folder}: {run.loaded.half_written} half-written record(s) passed over"))
         if run.stale:
-            print(run.stale)
+            print(printable(run.stale))
     records = merged(record for run in runs for record in run.records())
     if not records:
         raise UserError(f"no records in {', '.join(map(str, folders))}: no run there has a whole one")
@@ -149,5 +149,5 @@ def _runs(folder: Path) -> list[Path]:
     found = run_folders(folder)
     for run in found:
         if not shards(run):
-            print(f"{run}: {'no records' if run.is_dir() else 'there is no such folder'}")
+            print(printable(f"{run}: {'no records' if run.is_dir() else 'there is no such folder'}"))
     return [run for run in found if shards(run)]

@@ -1,4 +1,25 @@
 const store = JSON.parse(document.getElementById('content').textContent);
+// what stands several times in a page is sent once: long lists, and the lines of hover texts
+function unpack(value) {
+  if (value === null || typeof value !== 'object') return value;
+  if (Array.isArray(value)) return value.map(unpack);
+  if ('@' in value) return 'n' in value ? Array(value.n).fill(value['@']) : store.lists[value['@']].slice();
+  return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, unpack(one)]));
+}
+function hoverText(n) {
+  return store.texts[n].map(line => store.lines[line].map(part => store.parts[part]).join('')).join('<br>');
+}
+function cell(number) {
+  const code = store.cells[number], kind = code[0], rest = code.slice(1), at = rest.indexOf('|');
+  if (kind === 'v') return `<td data-v="${rest.slice(0, at)}">${rest.slice(at + 1)}</td>`;
+  return `<td class=l${kind === 't' ? ' data-tip' : ''}>${rest}</td>`;
+}
+function fillTable(id, rows) {
+  document.getElementById(id).tBodies[0].innerHTML = rows.map(
+    ([kind, ...cells]) => `<tr class="${store.cells[kind]}">${cells.map(cell).join('')}</tr>`).join('');
+}
+store.figures = unpack(store.figures);
+Object.entries(store.tables).forEach(([id, rows]) => fillTable(id, rows));
 const settings = {responsive: true, displaylogo: false, toImageButtonOptions: {scale: 2}, plotlyServerURL: '',
   modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d', 'sendChartToCloud', 'sendDataToCloud']};
 function iec(v) {
@@ -132,7 +153,8 @@ function wireHeat(select) {
   const plot = document.getElementById(select.dataset.plot), content = store.heat[select.dataset.plot];
   select.addEventListener('change', () => {
     const chosen = content[select.selectedIndex], texts = chosen.customdata.map(row => row.map(hoverText));
-    Plotly.update(plot, {z: [chosen.z], text: [chosen.text], customdata: [texts]},
+    Plotly.update(plot, {z: [chosen.z], text: [chosen.text], customdata: [texts],
+      hovertemplate: [`<b>${chosen.label}</b><br>%{customdata}<extra></extra>`]},
       {'annotations[1].text': chosen.label}, [1]);
   });
 }
@@ -153,6 +175,7 @@ function wireRows(select) {
 }
 function cut(trace, from, to) {
   const part = {...trace, x: trace.x.slice(from, to), y: trace.y.slice(from, to), customdata: trace.customdata.slice(from, to)};
+  if (Array.isArray(trace.text)) part.text = trace.text.slice(from, to);
   if (Array.isArray(trace.marker.symbol)) part.marker = {...trace.marker,
     symbol: trace.marker.symbol.slice(from, to), color: trace.marker.color.slice(from, to)};
   return part;
@@ -163,7 +186,6 @@ function explain() {
     `${row.cells[1].textContent}: ${row.cells[2].textContent}. Trust it? ${row.cells[3].textContent}.`]));
   for (const cell of document.querySelectorAll('[data-tip]')) cell.title = known.get(cell.textContent) ?? '';
 }
-function hoverText(numbers) { return numbers.map(n => store.lines[n]).join('<br>'); }
 function sortBy(button) {
   const head = button.parentElement, body = head.closest('table').tBodies[0], i = head.cellIndex;
   const up = head.getAttribute('aria-sort') !== 'ascending';
@@ -178,8 +200,8 @@ function sortBy(button) {
 window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
   const plot = document.getElementById(id);
   for (const trace of figure.data)
-    if (trace.customdata && trace.type !== 'heatmap')
-      trace.customdata = trace.customdata.map(hoverText);
+    if (trace.type === 'bar') trace.customdata = trace.x.map(iec);
+    else if (trace.customdata) trace.customdata = trace.customdata.map(n => Array.isArray(n) ? n.map(hoverText) : hoverText(n));
   const [from, to] = (store.windows[id] ?? [[]])[0];
   return draw(plot, to === undefined ? figure : {...figure, data: figure.data.map(trace => cut(trace, from, to))});
 })).then(() => {

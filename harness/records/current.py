@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from harness.files.json_values import Json
 from harness.records.progress import arm_name, manifests, samples
 from harness.records.shards import Loaded, latest, load_records, read
-
-Record = dict[str, Any]
 
 ANOTHER = "made by another version (of the code, a library or the model)"
 
@@ -22,7 +20,7 @@ def current_records(folder: Path, loaded: Loaded | None = None) -> tuple[Loaded,
     """The run's records (of those `loaded` from its folder), and one line on those that are not its any more, else None.
 
     A file of questions edited under its name, or other weights under the same path, make records stale: their example is
-    gone, or another one has its id. Records under older code stay, as do those beyond the last invocation's limit.
+    gone, or another one has its id. Jsons under older code stay, as do those beyond the last invocation's limit.
 
     Raises:
         UserError: the folder or its records are missing or not ours.
@@ -34,7 +32,7 @@ def current_records(folder: Path, loaded: Loaded | None = None) -> tuple[Loaded,
     return replace(loaded, records=kept), line if stale else None
 
 
-def _stale(record: Record, known: Mapping[str, Mapping[str, str]]) -> bool:
+def _stale(record: Json, known: Mapping[str, Mapping[str, str]]) -> bool:
     ids = known.get(str(record["seed"]))
     if ids is None:
         return False
@@ -57,9 +55,9 @@ def other_version(folder: Path, asked: Mapping[str, tuple[int, str, str]]) -> st
     return f"{n} record(s) of this run were {ANOTHER}: they stay, and are made again here" if n else None
 
 
-def merged(records: Iterable[Record]) -> list[Record]:
-    """Records of several folders, the latest of each run and key: runs that ask the same of a model keep their own."""
-    runs: dict[str, list[Record]] = {}
+def merged(records: Iterable[Json]) -> list[Json]:
+    """Jsons of several folders, the latest of each run and key: runs that ask the same of a model keep their own."""
+    runs: dict[str, list[Json]] = {}
     for record in records:
         runs.setdefault(record["run_id"], []).append(record)
     return [record for run in runs.values() for record in latest(run)]

@@ -14,23 +14,34 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
-
-import torch
 
 from harness.files.digests import digest
+from harness.files.json_values import Config, Json
 from harness.files.paths import folder_name, user_path
 
 PACKAGE = Path(__file__).parents[1]
 KEY_SOURCES = (  # every room that can change a record; reports, pages, launchers and how records get to disk cannot
-    *("types.py", "errors.py", "files", "stages", "kv", "models", "engine", "configure", "calibrate", "lm_eval", "evaluation"),
+    *(
+        "types.py",
+        "errors.py",
+        "fields.py",
+        "files",
+        "stages",
+        "kv",
+        "models",
+        "engine",
+        "configure",
+        "calibrate",
+        "lm_eval",
+        "evaluation",
+    ),
 )
 OURS = ("harness.", "tasks.")
 LIBRARIES = ("torch", "transformers", "lm-eval")
 ALSO = ("kv-harness", "tokenizers", "numpy", "hydra-core", "datasets")  # in manifests, not in keys
 
 
-def run_id(model: str, task: str, config: Mapping[str, Any]) -> str:
+def run_id(model: str, task: str, config: Config) -> str:
     """`<model>-<task>-<hash8>`, one folder whatever the names; config is the resolved one without stacks, points and limit."""
     return f"{folder_name(model) or 'model'}-{folder_name(task) or 'task'}-{digest(config)[:8]}"
 
@@ -52,7 +63,7 @@ def _version(name: str) -> str:
         return "absent"
 
 
-def targets(config: Any) -> Iterator[str]:
+def targets(config: object) -> Iterator[str]:
     """Every `_target_` of a configuration tree that a module file holds; what has none brings the digest of its source."""
     if isinstance(config, Mapping):
         if isinstance(config.get("_target_"), str) and "_source_" not in config:
@@ -64,7 +75,7 @@ def targets(config: Any) -> Iterator[str]:
             yield from targets(value)
 
 
-def named_files(config: Any) -> Iterator[Path]:
+def named_files(config: object) -> Iterator[Path]:
     """Every existing file that a configuration tree names under the key `file`."""
     if isinstance(config, Mapping):
         if isinstance(config.get("file"), str) and user_path(config["file"]).is_file():
@@ -98,7 +109,7 @@ def _hash_files(paths: tuple[Path, ...]) -> str:
     return total.hexdigest()
 
 
-def code_hash(config: Mapping[str, Any]) -> str:
+def code_hash(config: Config) -> str:
     """SHA-256 of what a record depends on: our rooms that can change one, tasks, `_target_` files of others, files it names."""
     files = [p for name in KEY_SOURCES for p in sorted((PACKAGE / name).rglob("*.py")) or [PACKAGE / name]]
     files += sorted((PACKAGE.parent / "tasks").rglob("*.py"))  # a task's helpers decide its prompts as much as its own file
@@ -109,14 +120,14 @@ def code_hash(config: Mapping[str, Any]) -> str:
     return _hash_files(tuple(files))
 
 
-def other_code(manifest: Mapping[str, Any]) -> bool:
+def other_code(manifest: Config) -> bool:
     """Whether a manifest is of other code than this; False where only importing or reading what it names could tell."""
     config = manifest["config"]
     alone = all(target.startswith(OURS) for target in targets(config)) and not any(named_files(config))
     return alone and manifest.get("code_sha256", code_hash({})) != code_hash({})
 
 
-def manifest(config: Any, model: Mapping[str, Any], corpus: Mapping[str, Any], arms: list[str]) -> dict[str, Any]:
+def manifest(config: object, model: Config, corpus: Config, arms: list[str]) -> Json:
     """What an invocation was: configuration, versions, machine, revision, digests."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="microseconds"),  # the last one says which records are stale
@@ -132,8 +143,10 @@ def manifest(config: Any, model: Mapping[str, Any], corpus: Mapping[str, Any], a
     }
 
 
-def machine() -> dict[str, Any]:
+def machine() -> Json:
     """What can change the last digits of a number or its run time: the machine, its accelerators, threads, determinism."""
+    import torch  # a report knows keys, and does without it
+
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "platform": platform.platform(),

@@ -11,17 +11,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from harness.errors import UserError
+from harness.files.json_values import Config, Json
 from harness.files.plain_files import kind, read_plain, say_once
 from harness.records.claims import held
 from harness.records.keys import record_key
 from harness.records.schema import manifest_fault
 from harness.records.shards import read
 from harness.records.sweep_folder import is_sweep, runs
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +155,7 @@ def state(folder: Path, now: datetime | None = None) -> RunState:
     )
 
 
-def _listed(manifest: Json) -> tuple[list[tuple[str, str]], list[tuple[Any, str, str]]]:
+def _listed(manifest: Json) -> tuple[list[tuple[str, str]], list[tuple[object, object, str]]]:
     """(arms, examples) that an invocation asked for, each with its digest; none where the manifest does not say (schema 1)."""
     asked = manifest.get("asked") or {"examples": []}
     arms = asked.get("arms", asked.get("cells", []))  # the older word
@@ -166,7 +164,7 @@ def _listed(manifest: Json) -> tuple[list[tuple[str, str]], list[tuple[Any, str,
 
 def _asked(invocations: Sequence[Json]) -> dict[str, list[str]]:
     """Keys by arm, over all invocations, of examples that there still are; one asked for again under new code counts once."""
-    latest: dict[str, dict[Any, str]] = {}
+    latest: dict[str, dict[tuple[object, object], str]] = {}
     known = samples(invocations)
     for manifest in invocations:
         arms, examples = _listed(manifest)
@@ -180,13 +178,13 @@ def _asked(invocations: Sequence[Json]) -> dict[str, list[str]]:
 
 def _there(records: Iterable[Json]) -> dict[str, list[str]]:
     """Keys by arm of the records that there are, for a folder whose manifests do not say what was asked for."""
-    found: dict[str, dict[Any, str]] = {}
+    found: dict[str, dict[tuple[object, object], str]] = {}
     for record in records:
         found.setdefault(arm_name(record), {})[_example(record)] = record["key"]
     return {name: list(keys.values()) for name, keys in found.items()}
 
 
-def arm_name(record: Mapping[str, Any]) -> str:
+def arm_name(record: Config) -> str:
     """The name of a record's arm, as `Arm.name` and manifests have it."""
     return str(record["stack"]) + "".join(f" {key}={value}" for key, value in record["point"].items())
 
@@ -211,5 +209,5 @@ def _pace(records: Sequence[Json], since: Sequence[Json], now: datetime, running
     return len(set(map(_example, made))) / seconds, len(made) / seconds
 
 
-def _example(record: Mapping[str, Any]) -> tuple[Any, ...]:
+def _example(record: Config) -> tuple[object, object]:
     return record["seed"], record["example_id"]

@@ -14,15 +14,14 @@ from datetime import datetime
 from functools import reduce
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, AllowInfNan, Field, Strict, StringConstraints, TypeAdapter, ValidationError
 from typing_extensions import Required, TypedDict
 
+from harness.files.json_values import Json
 from harness.records.claims import is_name
 from harness.types import SCHEMAS_READ, Record
-
-Json = dict[str, Any]
 
 FINAL = ("ok", "refused", "not_exercised")  # what is not tried again
 MOST = (1 << 63) - 1
@@ -55,8 +54,8 @@ Time = Annotated[Text, AfterValidator(_is_time)]
 Writer = Annotated[Text, AfterValidator(_is_writer)]
 Series = Annotated[str, Strict(), StringConstraints(pattern=r"^series/[A-Za-z0-9_-]+\.parquet$")]
 Parts = dict[Text, dict[Text, Count]]
-_PLAIN: dict[Any, Any] = {int: Count, float: Number, str: Text, bool: Annotated[bool, Strict()], type(None): None, Any: Any}
-_OWN: dict[str, Any] = {
+_PLAIN: dict[object, object] = {int: Count, float: Number, str: Text, bool: Annotated[bool, Strict()], type(None): None}
+_OWN: dict[str, object] = {
     **dict.fromkeys(TASKS, Text | Whole | Measured | bool),
     "schema": Literal[SCHEMAS_READ],
     "seed": Whole,
@@ -73,13 +72,13 @@ _OWN: dict[str, Any] = {
 }
 
 
-def _typed(hint: Any) -> Any:
+def _typed(hint: object) -> object:
     """The strict form of a field's type."""
     if hint in _PLAIN:
         return _PLAIN[hint]
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
-        return reduce(or_, (Measured if one is float else _typed(one) for one in inner))
+        return reduce(or_, (Measured if one is float else _typed(one) for one in inner))  # type: ignore[arg-type]
     if kind is dict:
         return dict[Text, Measured if inner[1] is float else _typed(inner[1])]  # type: ignore[misc]
     if kind is list:
@@ -87,7 +86,7 @@ def _typed(hint: Any) -> Any:
     return hint
 
 
-def _of_record() -> TypeAdapter[Any]:
+def _of_record() -> TypeAdapter[Json]:
     hints = get_type_hints(Record)
     typed = {name: _OWN.get(name) or _typed(hint) for name, hint in hints.items()}
     return TypeAdapter(TypedDict("Fields", {k: Required[v] for k, v in typed.items()}, total=False))  # type: ignore[misc, operator]
@@ -105,7 +104,7 @@ class Manifest(TypedDict, total=False):
     """What an invocation was; what is named here can be relied on."""
 
     time: Required[Time]
-    config: Required[dict[Text, Any]]
+    config: Required[Json]
     writer: Writer
     asked: Asked
 
@@ -123,7 +122,7 @@ def defaults() -> Json:
     return _VALUES | {name: make() for name, make in _MADE}
 
 
-def record_fault(record: Any, line: bytes) -> str:
+def record_fault(record: Json, line: bytes) -> str:
     """Why a JSON value is no record that can be read, "" where it is one; `record` has its defaults, `line` is its text."""
     try:
         _RECORD.validate_python(record)
@@ -132,8 +131,10 @@ def record_fault(record: Any, line: bytes) -> str:
     return _odd(record, line)
 
 
-def manifest_fault(manifest: Any, text: bytes) -> str:
+def manifest_fault(manifest: object, text: bytes) -> str:
     """Why a JSON value is no manifest that can be read, "" where it is one."""
+    if not isinstance(manifest, dict):
+        return "it is no object"
     try:
         _MANIFEST.validate_python(manifest)
     except ValidationError as error:
@@ -143,15 +144,13 @@ def manifest_fault(manifest: Any, text: bytes) -> str:
     return _odd(manifest, text)
 
 
-def _said(error: ValidationError, value: Any) -> str:
+def _said(error: ValidationError, value: Json) -> str:
     first = error.errors(include_url=False)[0]
-    if not first["loc"]:
-        return "it is no object"
-    name = first["loc"][0]
+    name = str(first["loc"][0])
     return f"{name}={_short(value[name])} is not possible" if name in value else f"{name} is missing"
 
 
-def _odd(value: Any, text: bytes) -> str:
+def _odd(value: object, text: bytes) -> str:
     """What no field's type forbids and no reader survives: numbers beyond 64 bits, half characters, endless nesting."""
     if re.search(rb"\d{19}", text) and any(isinstance(one, int) and abs(one) > MOST for one in _leaves(value)):
         return "a number in it does not fit 64 bits"
@@ -162,9 +161,9 @@ def _odd(value: Any, text: bytes) -> str:
     return ""
 
 
-def _leaves(value: Any) -> Iterable[Any]:
+def _leaves(value: object) -> Iterable[object]:
     """Everything in a JSON value that is no container, names included."""
-    left = [value]
+    left: list[object] = [value]
     while left:
         one = left.pop()
         if isinstance(one, dict):
@@ -175,8 +174,8 @@ def _leaves(value: Any) -> Iterable[Any]:
             yield one
 
 
-def _depth(value: Any) -> int:
-    deep, level = 0, [value]
+def _depth(value: object) -> int:
+    deep, level = 0, list[object]([value])
     while level:
         deep += 1
         level = [x for one in level if isinstance(one, dict | list) for x in (one.values() if isinstance(one, dict) else one)]
@@ -187,6 +186,6 @@ def _broken(text: str) -> bool:
     return any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 40 else text[:37] + "..."

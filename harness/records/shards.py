@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from harness.errors import UserError
+from harness.files.json_values import Json
 from harness.files.plain_files import kind, open_plain, read_plain, say_once
 from harness.records.schema import FINAL, defaults, record_fault
 from harness.types import SCHEMAS_READ
 
-Json = dict[str, Any]
-
 CUT = "cut short"  # of a line that a kill, a full disk or a power cut left
+HELD = 10_000  # different parts of records that are held once; of more each record has its own
 SHOWN = 3  # lines of a shard that are named one by one
 _BEGINS = b'{"key": "'  # every line of ours
 
@@ -88,11 +88,12 @@ def read(run_dir: Path) -> Loaded:
 
 def _read(run_dir: Path) -> Loaded:
     records: list[Json] = []
+    held: dict[str, object] = {}
     half, unfit = 0, []
     for shard in shards(run_dir):
-        for number, found in parsed(content(shard)):
+        for number, found in parsed(lines(shard)):
             if isinstance(found, dict):
-                records.append(found)
+                records.append(_sharing(found, held))
             elif found == CUT:
                 half += 1
             else:
@@ -152,9 +153,32 @@ def content(shard: Path, start: int = 0) -> bytes:
         raise UserError(f"{shard} cannot be read: {error.strerror}") from None
 
 
-def parsed(data: bytes) -> Iterator[tuple[int, Json | str]]:
+def lines(shard: Path) -> Iterator[bytes]:
+    """The lines of a shard, one after another: a large one is never in memory as a whole. UserError as `content`."""
+    try:
+        with os.fdopen(open_plain(shard), "rb") as file:
+            yield from (line.rstrip(b"\n") for line in file)
+    except OSError as error:
+        raise UserError(f"{shard} cannot be read: {error.strerror}") from None
+
+
+def _sharing(record: Json, held: dict[str, object]) -> Json:
+    """The record, its words and parts held once for all records that have them: most are the same for an arm or an example.
+
+    Who reads records changes nothing in them.
+    """
+    for name, value in record.items():
+        if isinstance(value, str):
+            record[name] = sys.intern(value)
+        elif isinstance(value, dict | list):
+            text = repr(value)
+            record[name] = held.setdefault(text, value) if len(held) < HELD else held.get(text, value)
+    return record
+
+
+def parsed(data: Iterable[bytes]) -> Iterator[tuple[int, Json | str]]:
     """(number, record) for every line with something in it; a text, CUT or what is wrong, for one that is no record."""
-    for number, line in enumerate(data.split(b"\n"), start=1):
+    for number, line in enumerate(data, start=1):
         if line.strip():
             yield number, parse(line)
 

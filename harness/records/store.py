@@ -18,9 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from harness.errors import UserError
+from harness.files.json_values import Config, Json
 from harness.files.plain_files import kind, open_plain, say_once
 from harness.records import atomic
 from harness.records.claims import Claims, is_name, own_folder
@@ -81,7 +82,7 @@ class Store(Generic[Planned]):
         for record in self._unread():
             self._count(record, final=not redo)
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         """Everything written so far, by all writers."""
         return read(self.folder).records
 
@@ -143,7 +144,7 @@ class Store(Generic[Planned]):
             self._count(record)
             self.others.add(record["key"])
 
-    def _unread(self) -> Iterator[Mapping[str, Any]]:
+    def _unread(self) -> Iterator[Config]:
         """Records of other writers that were not read yet, whole lines only."""
         for shard in shards(self.folder):
             start = self._read.get(shard, 0)
@@ -153,9 +154,9 @@ class Store(Generic[Planned]):
             end = data.rfind(b"\n") + 1
             self._read[shard] = start + end
             self._heard |= end > 0
-            yield from (record for _, record in parsed(data[:end]) if isinstance(record, dict))
+            yield from (record for _, record in parsed(data[:end].split(b"\n")) if isinstance(record, dict))
 
-    def _count(self, record: Mapping[str, Any], *, final: bool = True) -> None:
+    def _count(self, record: Config, *, final: bool = True) -> None:
         """Count a record as a try of its key and, where it may be final and is, the key as done."""
         key = record["key"]
         self._attempts[key] = max(self._attempts[key] + 1, record["attempt"])
@@ -200,7 +201,7 @@ class Store(Generic[Planned]):
         """Which try of this key a record would be, as far as is known here."""
         return min(self._attempts[key] + 1, MOST_ATTEMPTS)
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+    def write_manifest(self, manifest: Config) -> None:
         """One file per invocation."""
         stamp = str(manifest["time"]).replace(":", "").replace("+0000", "Z")
         text = json.dumps(_strict({"writer": self.writer, **manifest}), indent=1, allow_nan=False, default=str)
@@ -238,7 +239,7 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
 
-def _strict(value: Any) -> Any:
+def _strict(value: object) -> object:
     """JSON has no NaN and no infinity: infinities become words, a NaN becomes null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.errors import UserError
+from harness.errors import UserError, valid
 from harness.files.plain_files import kind, read_plain
 
 SUMMARY = "sweep.json"
@@ -29,12 +29,19 @@ def runs(folder: Path) -> list[Path]:
     summary = folder / SUMMARY
     try:
         rows = json.loads(read_plain(summary))
-        named = [(str(row.get("cwd", "")), Path(row["run"])) for row in rows]
+        named = [(_path(row.get("cwd", "")), _path(row["run"])) for row in rows]
     except OSError as error:
         raise UserError(f"{summary} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UserError(f"{summary} is not the summary of a sweep: name its run folders instead") from None
-    return list(dict.fromkeys(_found(run, folder, cwd) for cwd, run in named))
+    return list(dict.fromkeys(_found(Path(run), folder, cwd) for cwd, run in named))
+
+
+def _path(text: object) -> str:
+    """A text that a file system may have as a path; ValueError for any other value."""
+    if not isinstance(text, str) or "\0" in text or not valid(text):
+        raise ValueError(text)
+    return text
 
 
 def _found(run: Path, folder: Path, cwd: str) -> Path:

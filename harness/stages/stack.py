@@ -7,10 +7,11 @@ legal choices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
@@ -21,6 +22,7 @@ from harness.stages.protocols import Needs
 PHASES = ("prefill", "chunked", "always", "every_n")
 POSITIONS = ("original", "cache")
 READS = ("every_step", "cached")
+EXACT: Codec = Exact()  # type: ignore[abstract]  # `check` has a body: nothing to refuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +40,8 @@ class Stack:
     """
 
     keep: Keep | None = None
-    keys: Codec = field(default_factory=Exact)
-    values: Codec = field(default_factory=Exact)
+    keys: Codec = read_as(lambda stack, codec: _for_role(codec, "keys"), EXACT)
+    values: Codec = read_as(lambda stack, codec: _for_role(codec, "values"), EXACT)
     phase: str = "prefill"
     positions: str = "original"
     read: str = "every_step"
@@ -47,9 +49,6 @@ class Stack:
     every: int = 1
 
     def __post_init__(self) -> None:
-        for role in ("keys", "values"):
-            codec: Any = getattr(self, role)
-            object.__setattr__(self, role, codec.for_role(role) if hasattr(codec, "for_role") else codec)
         require(self.phase in PHASES, "compress.phase", self.phase, f"allowed are {', '.join(PHASES)}")
         require(self.positions in POSITIONS, "compress.positions", self.positions, f"allowed are {', '.join(POSITIONS)}")
         for name in ("chunk", "every"):
@@ -178,6 +177,11 @@ def unused(keep: object, phase: str) -> dict[str, Any]:
     names = ["phase"] if keep is None else []
     names += [name for name, needed in (("chunk", "chunked"), ("every", "every_n")) if keep is None or phase != needed]
     return {one.name: one.default for one in fields(Stack) if one.name in names}
+
+
+def _for_role(codec: Codec, role: str) -> Codec:
+    """The codec for "keys" or for "values"; one that does not inherit from Codec is the same for both."""
+    return codec.for_role(role) if hasattr(codec, "for_role") else codec
 
 
 def _rule(keep: Keep) -> list[str]:

@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")])
-VALUES = ("errors", "types", "files")
+VALUES = ("errors", "fields", "types", "files")
 STACK = (*VALUES, "stages", "kv", "models", "engine")
 SETUP = (*STACK, "tasks", "configure", "calibrate", "lm_eval")
 READING = (*VALUES, "records", "analysis")
 SEES: dict[str, tuple[str, ...]] = {  # a room -> the rooms it may import from; the commands see all of them
     "errors": (),
+    "fields": (),
     "types": ("errors",),
     "files": ("errors", "types"),
     "stages": VALUES,

@@ -43,9 +43,23 @@ def ask(page: Path, expression: str, scratch: Path) -> Any:
 
 
 def content(page: Path) -> dict[str, Any]:
+    """The data of a page, with what it holds once put back where it belongs, as the page's script does it."""
     text = page.read_text(encoding="utf-8")
     found = json.loads(re.search(r'<script id="content" type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+
+    def hover(number: int) -> str:
+        lines = (found["lines"][line] for line in found["texts"][number])
+        return "<br>".join("".join(found["parts"][part] for part in line) for line in lines)
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, dict) and "@" in value:
+            return [value["@"]] * value["n"] if "n" in value else found["lists"][value["@"]]
+        if isinstance(value, dict):
+            return {key: whole(one) for key, one in value.items()}
+        return [whole(one) for one in value] if isinstance(value, list) else value
+
+    found["figures"] = whole(found["figures"])
     for trace in (trace for figure in found["figures"].values() for trace in figure["data"]):
         if trace["type"] != "heatmap" and "customdata" in trace:
-            trace["customdata"] = ["<br>".join(found["lines"][n] for n in numbers) for numbers in trace["customdata"]]
+            trace["customdata"] = [hover(number) for number in trace["customdata"]]
     return found

@@ -5,6 +5,7 @@ Plain softmax attention in float64 over all tokens ever seen, causal and sliding
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -60,6 +61,12 @@ class MaskedCache:
     def __init__(self, model: PreTrainedModel, windows: list[int | None]) -> None:
         assert model.config._attn_implementation == NAME
         self.model, self.windows, self.cache, self.seen = model, windows, DynamicCache(), 0
+
+    def copy(self) -> MaskedCache:
+        """One that has seen the same tokens; what it is fed from now on is its own."""
+        other = MaskedCache(self.model, self.windows)
+        other.cache, other.seen = copy.deepcopy(self.cache), self.seen
+        return other
 
     def feed(self, tokens: Sequence[int], kept: Kept | None) -> Tensor:
         """Last logits [V] after new tokens that read the kept tokens (None: all) and each other."""

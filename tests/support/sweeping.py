@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.started import started
+
 ROOT = Path(__file__).parents[2]
 STACKS = ("raises", "exits", "is_killed", "is_lost")
 TINY = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[300]", "limit=2")
@@ -67,9 +69,12 @@ class Sweep:
 
     def run(self, *arguments: str, within: Sequence[str] = (), timeout: int = 420) -> subprocess.CompletedProcess[str]:
         """`python -m harness` on the tiny model; `within` is a command to run it in."""
-        path = os.pathsep.join(map(str, (self.cwd, ROOT)))
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        command = [*within, sys.executable, "-m", "harness", "--config-dir", "conf", *TINY, *arguments]
+        path = {"PYTHONPATH": os.pathsep.join(map(str, (self.cwd, ROOT)))}
+        command = ["--config-dir", "conf", *TINY, *arguments]
+        if not within:
+            return started("harness", command, self.cwd, path, timeout)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **path}
+        command = [*within, sys.executable, "-m", "harness", *command]
         return subprocess.run(command, cwd=self.cwd, env=env, capture_output=True, text=True, check=False, timeout=timeout)
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -94,8 +99,18 @@ class Sweep:
         return Counter((record["stack"], record["status"]) for record in self.records().values())
 
 
-def survives(sweep: Sweep, launcher: Sequence[str], within: Sequence[str] = (), also: Sequence[str] = ()) -> None:
-    """One stack raises and others die: the rest finish, all failures are reported, and the same command resumes."""
+def survives(
+    sweep: Sweep, launcher: Sequence[str], within: Sequence[str] = (), also: Sequence[str] = (), resumed: Sequence[str] = ()
+) -> None:
+    """One stack raises and others die: the rest finish, all failures are reported, and the same command resumes.
+
+    Args:
+        sweep: where.
+        launcher: overrides that choose it.
+        within: a command to run both sweeps in.
+        also: further stacks that die.
+        resumed: overrides of the second sweep alone, such as fewer workers to start.
+    """
     stacks = f"compress={','.join(['int8', 'raises', 'is_killed', *also])}"
     arguments = ("-m", stacks, "compress.points=[{}]", *launcher)
     out = sweep.run(*arguments, within=within)
@@ -124,7 +139,7 @@ def survives(sweep: Sweep, launcher: Sequence[str], within: Sequence[str] = (), 
 
     finished = {key for key, record in sweep.records().items() if record["status"] == "ok"}
     sweep.faults.unlink()
-    out = sweep.run(*arguments, within=within)
+    out = sweep.run(*arguments, *resumed, within=within)
     assert out.returncode == 0, out.stdout + out.stderr
     names = ("full", "int8", "raises", "is_killed", *also)
     assert sweep.statuses() == {(name, "ok"): 2 for name in names}

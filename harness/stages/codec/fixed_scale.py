@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Calibration, Limits
@@ -40,7 +41,7 @@ class FixedScale(Codec):
     axis: str
     first: int = 32
     sinks: int = 0
-    calibration: Calibration | None = None
+    calibration: Calibration | None = read_as(lambda codec, given: given if codec.scale == "calibrated" else None, None)
     limits: Limits | None = field(default=None, repr=False, compare=False)  # set by `calibrated`
     scale_HC: Tensor | None = field(default=None, repr=False, compare=False)  # set by `fit`
 
@@ -52,8 +53,6 @@ class FixedScale(Codec):
         require(ok, "codec.sinks", self.sinks, "a number of first tokens that stay exact, 0 or more")
         if self.scale == "calibrated":
             require(self.calibration is not None, "codec.calibration", None, "codec.scale=calibrated needs it")
-        else:
-            object.__setattr__(self, "calibration", None)
 
     @property
     @abstractmethod

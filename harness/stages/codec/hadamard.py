@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError, require
+from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.packing import head_blocks
 from harness.stages.encoded import Encoded, Heads
@@ -29,12 +30,10 @@ class Hadamard(Codec):
     """
 
     inner: Codec
-    name: str = ""
+    name: str = read_as(lambda codec, given: given or f"hadamard_{codec.inner.name}", "")
 
     def __post_init__(self) -> None:
         require(self.inner.calibration is None, "codec.inner", self.inner.name, "calibrated limits have no rotation")
-        if not self.name:
-            object.__setattr__(self, "name", f"hadamard_{self.inner.name}")
 
     @property
     def block(self) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.started import started
 
 ROOT = Path(__file__).parents[3]
 TINY = ("model=tiny_llama", "corpus=stdlib", "task=needle", "progress=false", "task.lengths=[400]", "limit=1")
@@ -21,9 +21,7 @@ FEW = [
 
 
 def harness(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "KV_HARNESS_CACHE": str(cwd / "cache")}
-    command = [sys.executable, "-m", "harness", *arguments]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
+    return started("harness", arguments, cwd, {"PYTHONPATH": str(ROOT), "KV_HARNESS_CACHE": str(cwd / "cache")})
 
 
 def records(cwd: Path) -> list[dict[str, Any]]:

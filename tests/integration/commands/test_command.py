@@ -11,15 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.started import harness
+
 ROOT = Path(__file__).parents[3]
 TINY = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[600]", "limit=2")
-
-
-def harness(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command with its results below cwd."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, [*([path] if path else []), ROOT]))}
-    command = [sys.executable, "-m", "harness", *arguments]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
 
 
 def records(folder: Path) -> list[dict]:
@@ -28,9 +23,11 @@ def records(folder: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """(working directory, run folder) of the canonical command on the tiny model."""
+    """(working directory, run folder) of the canonical command on the tiny model, in an interpreter of its own."""
     cwd = tmp_path_factory.mktemp("run")
-    out = harness(*TINY, "compress=sink_h2o_int8", "task=needle", cwd=cwd)
+    command = [sys.executable, "-m", "harness", *TINY, "compress=sink_h2o_int8", "task=needle"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    out = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert out.returncode == 0, out.stderr
     assert "Traceback" not in out.stderr
     yield cwd, cwd / out.stdout.strip().splitlines()[-1]

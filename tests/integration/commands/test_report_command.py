@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +12,7 @@ import pytest
 from harness.errors import UserError
 from harness.pages.outputs import write_all
 from tests.support.record_factory import make, sweep, write_shard
+from tests.support.started import started
 from tests.support.stream_factory import stream
 
 ROOT = Path(__file__).parents[3]
@@ -21,9 +20,8 @@ FEW = ("full", "int8", "h2o")
 
 
 def report(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error::UserWarning", "-m", "harness.report", *map(str, arguments)]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=120, check=False)
+    env = {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::UserWarning"}
+    return started("harness.report", list(map(str, arguments)), ROOT, env)
 
 
 def test_runs_are_merged_into_one_table_and_one_page(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def made(tmp_path: Path, limit: str) -> dict[str, dict]:
 def test_small_batches_make_the_same_records(tmp_path: Path) -> None:
     small, large = made(tmp_path, "8MiB"), made(tmp_path, "4GiB")
     assert small.keys() == large.keys() and len(small) == 2 * 16
-    most = {name: max(r["timings"]["wave_rows"] for r in found.values()) for name, found in (("s", small), ("l", large))}
+    most = {name: max(r["timings"]["batch_sequences"] for r in found.values()) for name, found in (("s", small), ("l", large))}
     assert most["s"] < most["l"], "the limit made the batches smaller"
     for key, record in small.items():
         other = large[key]

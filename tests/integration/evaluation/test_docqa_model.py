@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,17 +17,16 @@ from harness.stages.codec.int_groups import IntGroups
 from harness.stages.stack import Stack
 from tests.integration.models.test_model_load import configured
 from tests.support import conf_tree
+from tests.support.started import started
 
 ROOT = Path(__file__).resolve().parents[3]
-N = 8
+N, LENGTH, NEW = 8, 512, 16
 
 
 def records(folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """What `python -m harness task=docqa` wrote."""
-    settings = ("task=docqa", "task.lengths=[768]", f"task.per_length={N}", "progress=false", f"results_dir={folder}")
-    command = [sys.executable, "-m", "harness", *settings, *overrides]
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    settings = ["task=docqa", f"task.lengths=[{LENGTH}]", f"task.max_new_tokens={NEW}", f"task.per_length={N}"]
+    done = started("harness", [*settings, *overrides, "progress=false", f"results_dir={folder}"], ROOT, timeout=900)
     assert done.returncode == 0, done.stderr
     run = ROOT / done.stdout.strip().splitlines()[-1]
     return [json.loads(line) for file in sorted(run.glob("records-*.jsonl")) for line in file.read_text().splitlines()]
@@ -49,7 +45,7 @@ def test_the_score_reads_the_record_in_the_cache(tmp_path: Path) -> None:
     assert 0.2 < score(full, "full") < 1.0
     assert score([r for r in found if r not in full], found[-1]["stack"]) < score(full, "full")
     for record in full:
-        assert record["n_prompt"] + 32 <= 768 and record["chance"] == 0.0 and 0 <= record["depth"] <= 1
+        assert record["n_prompt"] + NEW <= LENGTH and record["chance"] == 0.0 and 0 <= record["depth"] <= 1
     assert len({record["group_id"] for record in full}) == N
     alone = records(tmp_path, swapped, "compress=full", "task.baseline=no_context")
     assert [r["gold"] for r in alone] == [r["gold"] for r in full] and {r["task"] for r in alone} == {"docqa_no_context"}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.support.started import harness
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(results: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
     """Records and what stood on stderr."""
-    command = [sys.executable, "-m", "harness", "model=tiny_llama", "compress=int8", f"results_dir={results}", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = harness("model=tiny_llama", "compress=int8", f"results_dir={results}", *arguments, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.splitlines()[-1])
     lines = [line for shard in folder.glob("records-*.jsonl") for line in shard.read_text(encoding="utf-8").splitlines()]

@@ -21,6 +21,7 @@ from harness.lm_eval.model import KvHarness
 from tasks.lm_eval_task import Document
 from tests.support import lm_eval_tasks
 from tests.support.lm_eval_tasks import ANSWER, CHOICE, CLOZE, TEXT
+from tests.support.started import started
 
 ROOT = Path(__file__).parents[3]
 SAMPLES = int(os.environ.get("LM_EVAL_SAMPLES", "3"))
@@ -49,7 +50,7 @@ def ours(**arguments: Any) -> KvHarness:
 def asked(model: KvHarness, folder: Path, name: str, n: int = SAMPLES) -> list[Document]:
     settings: dict[str, Any] = {"name": name, "include_path": str(folder)}
     if name == "niah_single_1":
-        settings |= {"metadata": {"max_seq_lengths": [1024]}, "generation": {"max_gen_toks": 24}}
+        settings |= {"metadata": {"max_seq_lengths": [512]}, "generation": {"max_gen_toks": 24}}
     return lm_eval_tasks.loaded(model.tokenizer, **settings)[:n]
 
 
@@ -123,9 +124,8 @@ def test_extreme_compression_changes_every_document(full: KvHarness, local: Path
 
 
 def harness(*arguments: str, results: Path, include: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", "model=tiny_llama", "model.device=cpu", "task=lm_eval", "progress=false"]
-    command += [f"task.include_path={include}", f"results_dir={results}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command = ["model=tiny_llama", "model.device=cpu", "task=lm_eval", "progress=false"]
+    return started("harness", [*command, f"task.include_path={include}", f"results_dir={results}", *arguments], ROOT)
 
 
 def records(results: Path) -> list[dict[str, Any]]:
@@ -219,14 +219,14 @@ def test_mistakes_end_in_one_line(local: Path, tmp_path: Path, arguments: list[s
 
 
 def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    return started("harness.lm_eval", arguments, ROOT)
 
 
 def test_lm_evals_command_line_runs_a_stack_of_ours(local: Path, run: Path, tmp_path: Path) -> None:
     model = "model=tiny_llama,compress=int8,model.device=cpu"
     arguments = ["run", "--model", "kv_harness", "--model_args", model, "--include_path", str(local), "--limit", "2"]
     tasks = ["--tasks", f"{ANSWER},{CHOICE},{CLOZE},{TEXT}", "--output_path", str(tmp_path)]
-    done = command_line("harness.lm_eval", *arguments, *tasks)
+    done = command_line(*arguments, *tasks)
     assert done.returncode == 0, done.stderr
     found = json.loads(next(tmp_path.rglob("results_*.json")).read_text())
     fused = json.loads(next(run.glob("*/lm_eval-int8.json")).read_text())
@@ -249,7 +249,7 @@ def test_lm_evals_command_line_runs_a_stack_of_ours(local: Path, run: Path, tmp_
 def test_mistakes_on_lm_evals_command_line_end_in_one_line(local: Path, extra: list[str], line: str) -> None:
     model = ["--model", "kv_harness", "--model_args", "model=tiny_llama,model.device=cpu"]
     rest = ["--include_path", str(local), "--tasks", ANSWER, "--limit", "1", *extra]
-    done = command_line("harness.lm_eval", "run", *model, *rest)
+    done = command_line("run", *model, *rest)
     assert done.returncode == 1
     assert line in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -260,7 +260,8 @@ def test_plain_lm_eval_runs_our_tasks(full_directory: str, tmp_path: Path) -> No
     arguments = ["--model", "hf", "--model_args", f"pretrained={full_directory},dtype=float32", "--device", "cpu"]
     tasks = ["--include_path", "tasks/lm_eval_yaml", "--tasks", "kv_needle,kv_stream", "--limit", "2"]
     output = ["--metadata", json.dumps(metadata), "--output_path", str(tmp_path), "--log_samples"]
-    done = command_line("lm_eval", "run", *arguments, *tasks, *output)
+    plain = [sys.executable, "-m", "lm_eval", "run"]  # in an interpreter that has imported nothing of ours
+    done = subprocess.run([*plain, *arguments, *tasks, *output], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(next(tmp_path.rglob("results_*.json")).read_text())
     assert set(found["results"]["kv_needle"]) >= {"contains,none", "strict,none", "exact,none", "f1,none"}

@@ -21,7 +21,7 @@ import pytest
 
 from harness.analysis.points import points
 from harness.records.shards import load_records
-from tests.integration.commands.test_command import ROOT, harness
+from tests.support.started import ROOT, harness, started
 
 EXAMPLES, POINTS, LAYERS = 12, 4, 4
 RECORDS = EXAMPLES * (POINTS + 1)
@@ -139,7 +139,7 @@ def reference(place: Path) -> dict[str, dict[str, Any]]:
     assert (out["codes"], out["records"]) == ([0], RECORDS), out["text"]
     assert "60 ok, 0 failed" in out["text"]
     records = raw(place, "reference")
-    assert max(r["timings"]["wave_rows"] for r in records) <= WAVE
+    assert max(r["timings"]["batch_sequences"] for r in records) <= WAVE
     assert computed(place, "reference") == EXAMPLES * POINTS
     return bare(records)
 
@@ -334,8 +334,7 @@ def test_the_command_itself_killed_watched_resumed_and_verified(tmp_path: Path) 
     going = subprocess.Popen([sys.executable, "-m", "harness", *tiny], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
 
     def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", f"harness.{name}", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        return started(f"harness.{name}", arguments, tmp_path, {"PYTHONPATH": str(ROOT)})
 
     while going.poll() is None and not any(p.read_bytes().count(b"\n") for p in tmp_path.glob("results/*/records-*.jsonl")):
         time.sleep(0.01)

@@ -38,7 +38,7 @@ class Counting(Needle):
 
 @pytest.mark.slow
 def test_joblib_survives_its_jobs(tmp_path: Path) -> None:
-    survives(Sweep(tmp_path), ["hydra/launcher=joblib"])
+    survives(Sweep(tmp_path), ["hydra/launcher=joblib"], resumed=["hydra.launcher.n_jobs=1"])
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from harness import usage
 from harness.files.paths import CONF
+from tests.support.started import started
 
 ROOT = Path(__file__).parents[3]
 SHARED = ("base",)  # what members are made of, nothing to choose
@@ -42,7 +45,15 @@ def test_members_of_an_own_folder_are_named_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [["--help"], ["-h"], ["task=stream", "--help"]])
 def test_the_command_prints_it_and_runs_nothing(flags: list[str], tmp_path: Path) -> None:
-    python = [sys.executable, "-m", "harness", *flags]
-    out = subprocess.run(python, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    out = started("harness", flags, tmp_path, {"PYTHONPATH": str(ROOT)})
     assert (out.returncode, out.stderr) == (0, "") and out.stdout == usage.page() + "\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_has_read_enough_ends_it_silently(tmp_path: Path) -> None:
+    gone, full = os.pipe()
+    os.close(gone)
+    python, env = [sys.executable, "-m", "harness", "--help"], {"PYTHONPATH": str(ROOT)}
+    out = subprocess.run(python, cwd=tmp_path, env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(full)
+    assert (out.returncode, out.stderr) == (-signal.SIGPIPE, "")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from harness.models.load import ModelSpec
 from harness.models.sources import Wheel
 from harness.records.keys import code_hash, run_id
 from harness.stages.heads.head_list import head_list
+from tests.support.started import started
 
 SHA = "0" * 64
 ROOT = Path(__file__).parents[3]
@@ -94,9 +92,9 @@ def test_a_sweep_in_the_home_folder_is_there(tmp_path: Path) -> None:
     """The jobs too: Hydra composes them anew, from what was typed."""
     (tmp_path / "q.jsonl").write_text('{"context": "The code is 12.", "question": "Which?", "answers": ["12"]}\n')
     tiny = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task=jsonl", "task.path=q.jsonl", "compress=int8")
-    python = [sys.executable, "-m", "harness", "-m", *tiny, 'hydra.sweep.dir="~/sweep"', 'results_dir="~/runs"']
-    env = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    out = subprocess.run(python, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=300)
+    arguments = ["-m", *tiny, 'hydra.sweep.dir="~/sweep"', 'results_dir="~/runs"']
+    env = {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    out = started("harness", arguments, tmp_path, env)
     assert out.returncode == 0, out.stderr
     assert not (tmp_path / "~").exists()
     assert (tmp_path / "home" / "sweep" / "0").is_dir()

@@ -11,7 +11,8 @@ from pathlib import Path
 from harness.analysis import intervals as statistics
 from harness.analysis.contrast import COLUMNS as CONTRASTS
 from harness.analysis.curves import COLUMNS as CURVES
-from harness.analysis.frontier import frontier, rank
+from harness.analysis.findings import findings
+from harness.analysis.frontier import rank
 from harness.analysis.point_warnings import WARNINGS
 from harness.analysis.points import COLUMNS, points
 from harness.pages import glossary, table
@@ -59,10 +60,10 @@ def _named(section: str) -> set[str]:
 def test_the_readme_names_every_field_and_column_and_no_others() -> None:
     """The kind: a field or column that nobody says the meaning of, or that is gone."""
     assert _named("Records") == {field.name for field in fields(Record)}
-    ranked = rank(points(sweep(stacks=["full", "int8"])))
-    assert _named("Points") == set(ranked.columns)
+    found = findings(sweep(stacks=["full", "int8"]))
+    assert _named("Points") == set(found.points.columns)
     assert _named("curves.csv") == set(CURVES) and _named("contrasts.csv") == set(CONTRASTS)
-    content = frontier(ranked)
+    content = found.frontier
     assert _named("frontier.json") == {*content, *content["groups"][0]}
 
 

@@ -12,21 +12,11 @@ from tasks.corpus import StandardLibrary
 from tasks.docqa import DocQA
 from tasks.needle import Needle
 from tests.support.byte_tokens import ByteTokens
+from tests.support.texts import Text
 
 BYTES = ByteTokens()
 PROSE = StandardLibrary(name="stdlib", licence="PSF-2.0")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-@dataclass(frozen=True)
-class Text:
-    texts: tuple[str, ...]
-    name: str = "mine"
-    licence: str = "none"
-    digest: str = ""
-
-    def documents(self) -> Sequence[str]:
-        return self.texts
 
 
 def share(example: Example, sentences: Sequence[str] = ()) -> float:

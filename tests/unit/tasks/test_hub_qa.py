@@ -145,19 +145,28 @@ def test_a_prompt_beyond_the_model_is_refused_or_cut_and_marked(tmp_path: Path) 
         configured("longbench", repo=repo, subset=None, truncate="left").examples(ByteTokens(max_length=57), None, 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_without_network_one_line_names_data_set_and_revision(tmp_path: Path, name: str) -> None:
+@pytest.fixture(scope="module")
+def without_network(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a fresh process, whose settings are read at import, prints for each task."""
     code = (
-        "from hydra.utils import instantiate; from omegaconf import OmegaConf; from harness.errors import UserError\n"
-        f"try: instantiate(OmegaConf.load('conf/task/{name}.yaml'), _convert_='all')\n"
-        "except Exception as error:\n"
-        "    while error.__cause__ is not None: error = error.__cause__\n"
-        "    print(type(error).__name__, error)"
+        "import json; from hydra.utils import instantiate; from omegaconf import OmegaConf\n"
+        "said = {}\n"
+        f"for name in {list(NAMES)!r}:\n"
+        "    try: instantiate(OmegaConf.load(f'conf/task/{name}.yaml'), _convert_='all')\n"
+        "    except Exception as error:\n"
+        "        while error.__cause__ is not None: error = error.__cause__\n"
+        "        said[name] = f'{type(error).__name__} {error}'\n"
+        "print(json.dumps(said))"
     )
-    env = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "HF_HOME": str(tmp_path_factory.mktemp("hub")), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    settings = OmegaConf.load(ROOT / f"conf/task/{name}.yaml")
-    said = run.stdout.strip()
+    said: dict[str, str] = json.loads(run.stdout)
+    return said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_network_one_line_names_data_set_and_revision(without_network: dict[str, str], name: str) -> None:
+    settings, said = OmegaConf.load(ROOT / f"conf/task/{name}.yaml"), without_network[name]
     assert said.startswith(f"UserError data set '{settings.repo}' (revision {settings.revision}")
     assert "cannot be fetched: " in said and "\n" not in said
 

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +25,12 @@ from tasks.hidden import KINDS
 from tasks.needle import Needle
 from tasks.words import KEYS, VALUES
 from tests.support.byte_tokens import ByteTokens
+from tests.support.texts import Text
 
 ROOT = Path(__file__).resolve().parents[3]
 BYTES = ByteTokens()
 PROSE = StandardLibrary(name="stdlib", licence="PSF-2.0")
 DEPTHS = (0.0, 0.1, 0.5, 0.93, 1.0)
-
-
-@dataclass(frozen=True)
-class Text:
-    texts: tuple[str, ...]
-    name: str = "mine"
-    licence: str = "none"
-    digest: str = ""
-
-    def documents(self) -> Sequence[str]:
-        return self.texts
 
 
 def size(task: Needle, example: Example, tokens: Tokens = BYTES) -> int:
