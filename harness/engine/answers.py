@@ -107,9 +107,11 @@ class Step:
     """Sequence caches after a chunk, its logits [B, L, V], bytes before eviction, and attention-output errors.
 
     errors: fp64 [layers, B, 2], for each cache |out - reference|^2 and |reference|^2 summed over the chunk.
+    members: for each cache, its row of the logits: caches that read the same share one.
     """
 
     rows: list[SequenceCache]
     logits_BLV: Tensor
     grown_bytes: list[int]
     errors: Tensor
+    members: Sequence[int] = ()

@@ -39,7 +39,9 @@ class Engine(PreparedModel):
         `length`: tokens that will be fed in all, those of an answer included; as many as these where it is not given.
         """
         start = self.clock()
-        cache, run, _ = self._forward([self.start(length=length or len(ids))], [ids], [needs])
+        empty = [self.start(length=length or len(ids))]
+        run = self.begin(empty, [len(ids)], [needs])
+        cache, _ = self._feed(run, empty, [ids], invariant=False)  # nothing ever shares it: its products need no tiles
         stats = tuple(run.stats[i][0] for i in range(len(self.shape.layers)))
         return Prefix(cache[0], stats, self.clock() - start)
 
@@ -94,13 +96,25 @@ class Engine(PreparedModel):
         ids: Sequence[Sequence[int]],
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
+        beside: Sequence[tuple[SequenceCache, int]] = (),
     ) -> Step:
-        """Feed each cache its own chunk and keep all logits: one step of a stream; batch: formed for this step."""
-        grown, run, logits = self._forward(caches, ids, every=True, reference=reference, batch=batch)
-        settled = _settled(grown, run, caches, batch)
+        """Feed each cache its own chunk and keep all logits: one step of a stream; batch: formed for this step.
+
+        beside: more caches, each with the number of one of `caches` that reads the same: exact ones of the same tokens. The
+        step has them behind the others, with the numbers of whom they share a forward with.
+        """
+        needs = [cache.needs for cache in caches]
+        for cache, b in beside:
+            needs[b] = needs[b] | cache.needs
+        grown, run, logits = self._forward(caches, ids, needs, every=True, reference=reference, batch=batch)
+        members = [*range(len(caches)), *(b for _, b in beside)]
+        grown += [cache.after(run, b) for cache, b in beside]
+        settled = _settled(grown, run, caches, batch, members)
         errors = fetched([run.errors[i] for i in sorted(run.errors)])
         summed = torch.stack(errors).double() if errors else torch.empty(0)  # on the host: not every device has float64
-        return Step(settled, logits, [cache.bytes().total for cache in grown], summed)
+        return Step(
+            settled, logits, [cache.bytes().total for cache in grown], summed[:, members] if errors else summed, members
+        )
 
     @torch.inference_mode()
     def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
@@ -150,15 +164,27 @@ class Engine(PreparedModel):
     ) -> tuple[list[SequenceCache], Forward, Tensor]:
         """One forward: caches with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`.
 
-        needs: only the prefill of a context gives them, which nothing ever shares: its products need no tiles.
+        needs: what to record, where it is not what the caches ask for.
         """
-        lengths = [len(one) for one in ids]
-        self.check_length(max(cache.next_position + n for cache, n in zip(caches, lengths, strict=True)))
-        run = self.begin(caches, lengths, needs, reference, batch)
+        run = self.begin(caches, [len(one) for one in ids], needs, reference, batch)
+        grown, logits = self._feed(run, caches, ids, every=every, invariant=self.invariant)
+        return grown, run, logits
+
+    def _feed(
+        self,
+        run: Forward,
+        caches: Sequence[SequenceCache],
+        ids: Sequence[Sequence[int]],
+        *,
+        every: bool = False,
+        invariant: bool,
+    ) -> tuple[list[SequenceCache], Tensor]:
+        """The same for a forward that was begun; a hybrid's rows in several forwards of the model where they must be."""
+        self.check_length(max(cache.next_position + len(one) for cache, one in zip(caches, ids, strict=True)))
         if not self.shape.hybrid:
-            return self._fed(run, caches, ids, every=every, invariant=self.invariant and needs is None)
+            return self._fed(run, caches, ids, every=every, invariant=invariant)
         # A hybrid's own kernels sum in another order for another number of rows: alone, a row needs no tiles.
-        together = fed_together(lengths, [cache.states for cache in caches], reference, alone=self.invariant)
+        together = fed_together(run.lengths, [cache.states for cache in caches], run.reference, alone=self.invariant)
         if len(together) == 1:
             return self._fed(run, caches, ids, every=every)
         return self._apart(run, together, caches, ids, every=every)
@@ -171,21 +197,20 @@ class Engine(PreparedModel):
         ids: Sequence[Sequence[int]],
         *,
         every: bool,
-    ) -> tuple[list[SequenceCache], Forward, Tensor]:
+    ) -> tuple[list[SequenceCache], Tensor]:
         """The same in a forward for each of these groups of rows."""
         grown, logits = dict[int, SequenceCache](), dict[int, Tensor]()
         outputs = dict[int, dict[int, Tensor]]()
         for rows in together:
-            fed, part, found = self._fed(
-                run.part(rows, outputs), [caches[b] for b in rows], [ids[b] for b in rows], every=every
-            )
+            part = run.part(rows, outputs)
+            fed, found = self._fed(part, [caches[b] for b in rows], [ids[b] for b in rows], every=every)
             grown |= dict(zip(rows, fed, strict=True))
             logits |= dict(zip(rows, found, strict=True))
             if part.outputs is not None:
                 outputs[rows[0]] = part.outputs
             run.join(rows, part)
         in_order = range(len(caches))
-        return [grown[b] for b in in_order], run, padded([logits[b] for b in in_order])
+        return [grown[b] for b in in_order], padded([logits[b] for b in in_order])
 
     def _fed(
         self,
@@ -195,7 +220,7 @@ class Engine(PreparedModel):
         *,
         every: bool,
         invariant: bool = False,
-    ) -> tuple[list[SequenceCache], Forward, Tensor]:
+    ) -> tuple[list[SequenceCache], Tensor]:
         """One forward of the model, its products in tiles where they must be invariant."""
         lengths, starts = run.lengths, [cache.next_position for cache in caches]
         # Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
@@ -218,14 +243,22 @@ class Engine(PreparedModel):
         if not every:
             rows = torch.arange(len(caches), device=logits.device)
             logits = logits[rows, numbers(tuple(last.index(n - 1) for n in lengths), logits.device)]
-        return [cache.after(run, b) for b, cache in enumerate(caches)], run, logits
+        return [cache.after(run, b) for b, cache in enumerate(caches)], logits
 
 
 def _settled(
-    grown: Sequence[SequenceCache], run: Forward, before: Sequence[SequenceCache] = (), batch: Batch | None = None
+    grown: Sequence[SequenceCache],
+    run: Forward,
+    before: Sequence[SequenceCache] = (),
+    batch: Batch | None = None,
+    members: Sequence[int] | None = None,
 ) -> list[SequenceCache]:
-    """Rows back at their budgets after a forward, the views of their batch, if there is one, brought up to date."""
-    choices = [cache.choices(run, b) for b, cache in enumerate(grown)]
+    """Caches back at their budgets after a forward, the views of their batch, if there is one, brought up to date.
+
+    members: for each cache its row of the forward, where several share one.
+    """
+    rows = range(len(grown)) if members is None else members
+    choices = [cache.choices(run, b) for cache, b in zip(grown, rows, strict=True)]
     check_finite(choice for one in choices for choice in one or ())
     if batch is not None:
         batch.follow(run, before, grown, choices)
