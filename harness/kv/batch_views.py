@@ -150,7 +150,7 @@ def _shape(row: SequenceCache, length: int) -> object:
 
 
 def _longest(row: SequenceCache, layers: tuple[int, ...]) -> int:
-    return max(slot.head_group.n for layer in layers for slot in row.slots[layer])
+    return max(part.n for part in row.head_groups if part.heads.layers[0] in layers)  # a head group's layers are of one group
 
 
 def _decode(one: Views, i: int, row: SequenceCache) -> None:
