@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from harness.configure.again import again
 from harness.configure.arms import FULL, Arm, arms_of
 from harness.configure.typed import build
 from harness.errors import UserError
+from harness.evaluation.adaptive import Adaptive
 from harness.evaluation.assemble import Build, assemble, results_folder
 from harness.evaluation.notices import notices
 from harness.evaluation.planned import Planned, asked
@@ -88,12 +89,19 @@ def make(config: Config, found: Sequence[Arm], build: Build = build) -> Made:
         for line in notices(bench.task, bench.lm.tokens, planned):
             print(f"warning: {line}", file=sys.stderr)
         manifest = bench.manifest(found)
-        store.write_manifest(manifest | {"asked": asked(planned), "spellings": spelled})
         keys = {one.key: (one.seed, str(one.example.id), one.arm.name) for one in planned}
         earlier = other_version(store.folder, keys) if store.done - keys.keys() else None
         if earlier:
             print(earlier)
-        failures = bench.run(store, runner, planned)
+        failures, adaptive = list[str](), Adaptive(planned, store, bench.options.precision)
+        wanted: list[Planned] = []
+        for part in adaptive if bench.options.auto else [planned]:
+            store.write_manifest(manifest | {"asked": asked(part), "spellings": spelled})
+            failures += bench.run(store, runner, part)
+            wanted += part
+        keys = {one.key: keys[one.key] for one in wanted}
+        for line in _resolved(adaptive) if bench.options.auto else ():
+            print(line)
     finally:
         store.close()
     try:
@@ -110,6 +118,14 @@ def make(config: Config, found: Sequence[Arm], build: Build = build) -> Made:
         stale=stale,
         findings=findings,
     )
+
+
+def _resolved(adaptive: Adaptive) -> Iterator[str]:
+    """How many documents each arm took under limit=auto, and which are not resolved."""
+    for name, units in adaptive.took.items():
+        yield f"{name}: resolved by {units} documents"
+    if adaptive.left:
+        yield f"not resolved to {adaptive.precision:g} by all documents there are: {', '.join(adaptive.left)}"
 
 
 def _show(made: Made) -> None:

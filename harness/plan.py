@@ -14,7 +14,7 @@ from harness.configure.overrides import key_of, parsed, plain
 from harness.configure.typed import build
 from harness.errors import UserError, require
 from harness.files.plain_files import printable
-from harness.models.load import ModelSpec
+from harness.models.load import DTYPES, ModelSpec
 from harness.planning.architecture import Architecture, known, named, of_config
 from harness.planning.asked import WEIGHTS, Asked, divided
 from harness.planning.gpus import GPUS
@@ -22,7 +22,6 @@ from harness.planning.plan_page import write
 from harness.planning.plan_tables import show
 from harness.planning.planned_sizes import Plan, Planner
 
-ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 USAGE = f"""python -m harness.plan [model=NAME] [compress=NAME | stacks=[a,b]] [KEY=VALUE]...
 
 KV bytes of a model under stacks of compression, exact or as bounds, and what fits on accelerators. No weights are read.
@@ -47,10 +46,10 @@ def plan(overrides: Sequence[str]) -> tuple[Architecture, Asked, Plan]:
     architecture = named(model) if model else _configured(build(cfg.model, "model"))
     kv, own = str(cfg.model.kv_dtype), str(cfg.model.dtype)
     for key, value in (("model.kv_dtype", kv), ("model.dtype", own)):
-        require(value in ITEMSIZES, key, value, f"one of {', '.join(ITEMSIZES)}")
+        require(value in DTYPES, key, value, f"one of {', '.join(DTYPES)}")
     given = any(key_of(one) == "model.dtype" for one in rest)
-    weight = 2.0 if model and not given else float(ITEMSIZES[own])  # checkpoints are of 16 bits, as served
-    return architecture, asked, Planner(model=architecture, itemsize=ITEMSIZES[kv], weight=weight).plan(arms, asked)
+    weight = 2.0 if model and not given else float(DTYPES[own].itemsize)  # checkpoints are of 16 bits, as served
+    return architecture, asked, Planner(model=architecture, itemsize=DTYPES[kv].itemsize, weight=weight).plan(arms, asked)
 
 
 def _without_named(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -65,7 +64,7 @@ def _without_named(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
 def _configured(spec: object) -> Architecture:
     assert isinstance(spec, ModelSpec)
     spec.check()
-    return of_config(spec.name, spec.config(), f"the transformers config of {spec.name}")
+    return of_config(spec.name, spec.config(), f"the transformers config of {spec.name}", DTYPES[spec.dtype])
 
 
 def lines(model: Architecture, found: Plan) -> Iterator[str]:

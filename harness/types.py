@@ -209,6 +209,7 @@ class Record:
     metric: str
     seed: int
     batch_invariant: bool = False  # logits are the same bits whatever shares a batch
+    adaptive: bool = False  # how many examples there are was decided while looking at results
     higher_is_better: bool = True
     aggregate: str = "mean"
     weight: float = 1.0

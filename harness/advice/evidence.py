@@ -80,15 +80,14 @@ def evidence(folders: Iterable[Path]) -> list[Evidence]:
     for folder in folders:
         records = current_records(folder)[0].records
         about = manifests(folder)
-        peeked = any(str(one["config"].get("limit")) == "auto" for one in about)
         runs: dict[tuple[Any, ...], list[Point]] = {}
         for point in configurations(records):
             runs.setdefault(point.run, []).append(point)
-        found += [_of_run(folder, points, about[-1] if about else {}, peeked=peeked) for points in runs.values()]
+        found += [_of_run(folder, points, about[-1] if about else {}) for points in runs.values()]
     return found
 
 
-def _of_run(folder: Path, points: Sequence[Point], manifest: Json, *, peeked: bool) -> Evidence:
+def _of_run(folder: Path, points: Sequence[Point], manifest: Json) -> Evidence:
     base = {key: record for point in points if point.first["stack"] == BASE for key, record in point.latest.items()}
     first = points[0].first
     scored = [record for point in points for record in point.scored.values()]
@@ -101,7 +100,7 @@ def _of_run(folder: Path, points: Sequence[Point], manifest: Json, *, peeked: bo
         arms=tuple(_arm(point, base) for point in points if point.first["stack"] != BASE),
         full_score=mean(full),
         longest=max((int(record["tokens_seen"]) for record in scored), default=0),
-        peeked=peeked,
+        peeked=any(point.adaptive for point in points),
         bounded=all(map(bounded, scored)),
         higher_is_better=bool(first["higher_is_better"]),
         manifest=manifest,

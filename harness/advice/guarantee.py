@@ -17,7 +17,7 @@ import numpy as np
 from scipy.stats import binom
 
 from harness.advice.loss_units import Units
-from harness.advice.sequences import Floats, anytime_p
+from harness.analysis.sequences import Floats, anytime_p
 
 
 @dataclass(frozen=True)

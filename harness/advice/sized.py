@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from harness.advice.evidence import Arm, Evidence
 from harness.configure.trusted import Builder
 from harness.errors import UserError
-from harness.kv.compat import shape_without_model
 from harness.kv.shape import ModelShape
+from harness.models.load import DTYPES
 from harness.planning.sizes import size
+from harness.planning.whole_shape import whole_shape
 from harness.stages.stack import Stack
-
-ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def sizes(found: Evidence, seq: int) -> Sizes:
     """What is needed to size the arms of a run; without its model's configuration nothing can be, and `why` says so."""
     try:
         spec = Builder()(found.manifest["config"]["model"], "model")
-        shape = shape_without_model(spec.config())
+        shape = whole_shape(spec.config(), DTYPES[spec.dtype])
     except (UserError, KeyError) as error:
         return Sizes(None, 2, seq, f"the shape of {found.model} is not known here ({error})")
-    return Sizes(shape, ITEMSIZES[str(spec.kv_dtype)], seq)
+    return Sizes(shape, DTYPES[spec.kv_dtype].itemsize, seq)

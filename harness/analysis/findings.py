@@ -9,12 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from harness.analysis.certainty import detectable, frontier_chance, holm
 from harness.analysis.curves import Curves, curves
 from harness.analysis.frontier import frontier, rank
 from harness.analysis.joint import joint
-from harness.analysis.multiplicity import detectable, holm
 from harness.analysis.points import cells, points
-from harness.analysis.resampled_frontier import frontier_chance
 
 Record = Mapping[str, Any]
 

@@ -90,7 +90,7 @@ def _left_out(row: pd.Series[Any], most: int) -> str | None:
         reason = f"{axis} not finite"
     elif row["n_without_bytes"]:
         reason = f"bytes of {row['n_without_bytes']} of {row['n']} examples are missing or not above zero"
-    elif row["n"] < most:
+    elif row["n"] < most and not (row["adaptive"] and row["n"] == row["n_prompts"]):  # that many resolved it
         reason = f"scored on {row['n']} of {most} examples"
     elif row["n_not_exercised"] == row["n"] and row["stack"] != BASE:
         reason = "nothing was compressed"

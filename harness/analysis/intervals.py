@@ -27,6 +27,7 @@ from harness.analysis.clusters import (
     jackknife_p,
     sign_flip_p,
 )
+from harness.analysis.sequences import sequence
 
 Aggregate = Literal["mean", "exp_weighted"]
 
@@ -42,13 +43,15 @@ UNKNOWN = Interval(math.nan, math.nan)
 class Sample:
     """Scores of one point in a fixed order of examples: three arrays of one length; groups are document ids.
 
-    `shares` says that no score can leave 0..1: costs such as bits a byte may lie there too, but have no ceiling.
+    `shares` says that no score can leave 0..1: costs such as bits a byte may lie there too, but have no ceiling. `adaptive`:
+    how many there are was decided while looking at them, and groups come in the order in which they were asked for.
     """
 
     scores: Floats
     weights: Floats
     groups: NDArray[np.object_]
     shares: bool = True
+    adaptive: bool = False
 
     @property
     def is_proportion(self) -> bool:
@@ -116,6 +119,8 @@ def estimate(sample: Sample, how: Aggregate) -> Estimate:
         return Estimate(value, UNKNOWN)
     totals = group_totals(sample.groups, sample.scores * sample.weights, sample.weights)
     documents = totals.shape[1]
+    if sample.adaptive and how == "mean" and _bounded(sample):
+        return Estimate(value, _at_every_look(sample.groups, sample.scores, 0.0, 1.0), documents=documents)
     if how == "mean" and sample.is_proportion:
         worth = effective_size(sample.scores, sample.groups)
         return Estimate(value, wilson(value * worth, worth), documents=documents)
@@ -134,6 +139,9 @@ def difference(first: Sample, second: Sample, how: Aggregate) -> Estimate:
     columns = (first.scores * first.weights, second.scores * second.weights, first.weights)
     totals = group_totals(first.groups, *columns)
     documents = totals.shape[1]
+    if first.adaptive and how == "mean" and _bounded(first, second):
+        interval = _at_every_look(first.groups, first.scores - second.scores, -1.0, 1.0)
+        return Estimate(value, interval, documents=documents)
     if how == "mean" and first.is_proportion and second.is_proportion:
         return Estimate(value, *_of_proportions(first, second, totals), exact=True, documents=documents)
     link = np.exp if how == "exp_weighted" else np.asarray
@@ -143,6 +151,16 @@ def difference(first: Sample, second: Sample, how: Aggregate) -> Estimate:
     interval = _clipped(interval, -1.0) if how == "mean" and _bounded(first, second) else interval
     p = jackknife_p(totals, lambda s: s[0] / s[2] - s[1] / s[2])
     return Estimate(value, interval, p, documents=documents)
+
+
+def _at_every_look(groups: NDArray[np.object_], values: Floats, low: float, high: float) -> Interval:
+    """Interval that holds however often it was looked at: of the means of documents, in the order of the groups."""
+    names = list(dict.fromkeys(groups.tolist()))
+    place = {name: i for i, name in enumerate(names)}
+    index = np.array([place[name] for name in groups.tolist()])
+    means = np.bincount(index, weights=values) / np.bincount(index)
+    found = sequence(means, low, high)
+    return Interval(min(found.low, float(values.mean())), max(found.high, float(values.mean())))
 
 
 def _of_proportions(first: Sample, second: Sample, totals: Floats) -> tuple[Interval, float]:

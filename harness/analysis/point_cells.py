@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.intervals import UNKNOWN, Estimate, estimate
-from harness.analysis.point_measures import chance_of, mean, number
+from harness.analysis.point_measures import chance_of, discriminative, mean, number
 from harness.analysis.point_row import (
     BASE,
     RUN_GROUP,
     Point,
     Record,
     configurations,
-    discriminative,
     example_of,
     is_scored,
     sample_of,

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.intervals import FEW_DOCUMENTS, Estimate
 from harness.types import BYTE_KINDS
 
 Record = Mapping[str, Any]
 
 FIDELITY = ("kl_to_full", "top1_agreement", "attention_error", "nll_per_byte")
+FLOOR = 0.05  # a full-cache score this close to chance cannot fall far enough to tell stacks apart
 KV_BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
 
 
@@ -136,3 +138,13 @@ def effective_bits(scored: Mapping[Any, Record], base: Mapping[Any, Record]) -> 
         held += record[moment] - states
         wanted += (number(full[moment]) - states) * record["tokens_kept"] / full["tokens_kept"] / bits
     return held / wanted if wanted else math.nan
+
+
+def discriminative(full: Estimate, chance: float, lower: bool) -> bool | None:
+    """Whether the full cache is far enough from a guess for a loss to show; None where that is not known."""
+    if not (math.isfinite(full.interval.half_width) and math.isfinite(chance)) or (lower and chance <= 0):
+        return None
+    seems = full.value < chance if lower else full.value - chance >= FLOOR
+    clear = full.interval.high < chance if lower else full.interval.low > chance
+    few = full.documents is not None and full.documents < FEW_DOCUMENTS
+    return None if few and seems and not clear else seems and clear

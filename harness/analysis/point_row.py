@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.analysis.intervals import FEW_DOCUMENTS, UNKNOWN, Estimate, Sample, difference, estimate, verdict
+from harness.analysis.intervals import UNKNOWN, Estimate, Sample, difference, estimate, verdict
 from harness.analysis.labels import budget_of, label_of
 from harness.analysis.point_measures import (
     answer_flips,
     by_order,
     chance_of,
+    discriminative,
     effective_bits,
     fidelity,
     number,
@@ -28,12 +29,12 @@ from harness.analysis.point_measures import (
     without_bytes,
 )
 from harness.analysis.point_warnings import is_empty, warnings
+from harness.files.digests import place
 from harness.records.failures import bare
 
 Record = Mapping[str, Any]
 
 BASE = "full"
-FLOOR = 0.05  # a full-cache score this close to chance cannot fall far enough to tell stacks apart
 IDENTITY = ("run_id", "model", "task", "query_aware", "stack", "positions", "phase", "attn")
 CONFIGURATION = (*IDENTITY, "point", "stack_config")
 RUN_GROUP = ("run_id", "model", "task", "query_aware", "attn")
@@ -53,6 +54,7 @@ class Point:
     group: list[Record]
     latest: dict[Any, Record]
     scored: dict[Any, Record]
+    adaptive: bool = False  # whether how many there are was decided while looking at results
 
     @property
     def first(self) -> Record:
@@ -89,6 +91,8 @@ def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
 def configurations(records: Iterable[Record], split: Sequence[str] = ()) -> list[Point]:
     """The points of these records in the order they first appear; those that would read alike get a number."""
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    records = list(records)
+    adaptive = {tuple(record[name] for name in RUN_GROUP) for record in records if record.get("adaptive")}
     for record in records:
         groups[(*configuration(record), *(record[name] for name in split))].append(record)
     found = []
@@ -97,7 +101,9 @@ def configurations(records: Iterable[Record], split: Sequence[str] = ()) -> list
         latest = {example_of(record): record for record in group}
         scored = {example: record for example, record in latest.items() if is_scored(record)}
         run = tuple(group[0][name] for name in (*RUN_GROUP, *split))
-        point = Point(label="", run=run, extra=run[len(RUN_GROUP) :], group=group, latest=latest, scored=scored)
+        looked, extra = run[: len(RUN_GROUP)] in adaptive, run[len(RUN_GROUP) :]
+        scored = dict(sorted(scored.items(), key=_as_asked)) if looked else scored
+        point = Point(label="", run=run, extra=extra, group=group, latest=latest, scored=scored, adaptive=looked)
         label = label_of(point.first)
         taken[(*run, label)] += 1
         same = taken[(*run, label)]
@@ -122,6 +128,7 @@ def _row(point: Point, base: dict[Any, Record]) -> dict[str, Any]:
         "budget_unit": budget.unit,
         "label": point.label,
         **_counts(point),
+        "adaptive": point.adaptive,
         **spread("score", found.score),
         **spread("full", found.other, value="full_score"),
         **spread("diff", found.paired, value="diff_to_full"),
@@ -159,24 +166,30 @@ def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
+def _as_asked(item: tuple[Any, Record]) -> str:
+    return place(item[1]["seed"], str(document_of(item[1])))
+
+
 def is_scored(record: Record) -> bool:
     """Whether the record has a part in its row's score: answered, whole, and with a number."""
     answered = record["status"] in ("ok", "not_exercised") and not record["truncated"]
     return answered and not math.isnan(number(record["score"]))
 
 
-def sample_of(records: Sequence[Record]) -> Sample:
+def sample_of(records: Sequence[Record], *, adaptive: bool = False) -> Sample:
     """Scores, weights and documents of scored records, in their order."""
     groups = [document_of(record) for record in records]
     scores = np.array([number(record["score"]) for record in records])
     weights = np.array([float(record["weight"]) for record in records])
-    return Sample(scores, weights, np.array(groups, dtype=object), shares=bool(records[0]["higher_is_better"]))
+    return Sample(
+        scores, weights, np.array(groups, dtype=object), shares=bool(records[0]["higher_is_better"]), adaptive=adaptive
+    )
 
 
 def _against_full(point: Point, base: dict[Any, Record]) -> Comparison:
     first = point.first
     if point.scored and first["stack"] == BASE:
-        score = estimate(sample_of(list(point.scored.values())), first["aggregate"])
+        score = estimate(sample_of(list(point.scored.values()), adaptive=point.adaptive), first["aggregate"])
         return Comparison(score, score, _NO_SCORE, "this is the full cache")
     found = compare(point, base, "the full cache")
     if point.scored and not base:
@@ -192,13 +205,13 @@ def compare(point: Point, base: Mapping[Any, Record], name: str) -> Comparison:
     """
     if not point.scored:
         return Comparison(_NO_SCORE, _NO_SCORE, _NO_SCORE, "no scored example")
-    how, sample = point.first["aggregate"], sample_of(list(point.scored.values()))
+    how, sample = point.first["aggregate"], sample_of(list(point.scored.values()), adaptive=point.adaptive)
     score = estimate(sample, how)
     shared = [example for example in point.scored if example in base and is_scored(base[example])]
     if len(shared) < len(point.scored):
         lacks = f"{name} was scored on {len(shared)} of these {len(point.scored)} prompts (same hash and seed)"
         return Comparison(score, _NO_SCORE, _NO_SCORE, lacks, shared)
-    reference = sample_of([base[example] for example in shared])
+    reference = sample_of([base[example] for example in shared], adaptive=point.adaptive)
     paired = difference(sample, reference, how)
     reason = None if math.isfinite(paired.value) else "a score is not finite"
     nats = difference(sample, reference, "mean") if how == "exp_weighted" else _NO_SCORE
@@ -230,13 +243,3 @@ def _counts(point: Point) -> dict[str, Any]:
         "warnings": warnings(list(latest.values()), base=point.first["stack"] == BASE),
         "error": "; ".join(f"{text} ({count}x)" for text, count in errors.most_common(3)) or None,
     }
-
-
-def discriminative(full: Estimate, chance: float, lower: bool) -> bool | None:
-    """Whether the full cache is far enough from a guess for a loss to show; None where that is not known."""
-    if not (math.isfinite(full.interval.half_width) and math.isfinite(chance)) or (lower and chance <= 0):
-        return None
-    seems = full.value < chance if lower else full.value - chance >= FLOOR
-    clear = full.interval.high < chance if lower else full.interval.low > chance
-    few = full.documents is not None and full.documents < FEW_DOCUMENTS
-    return None if few and seems and not clear else seems and clear

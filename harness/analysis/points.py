@@ -29,6 +29,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("n", "n_documents"), _INT),
     **dict.fromkeys(("n_prompts", "n_failed", "n_refused", "n_not_exercised", "n_truncated", "n_unscored"), _INT),
     **dict.fromkeys(("n_empty", "n_superseded", "n_without_bytes"), _INT),
+    "adaptive": _BOOL,
     **dict.fromkeys(("score", "score_lo", "score_hi", "full_score", "full_lo", "full_hi"), _FLOAT),
     **dict.fromkeys(("diff_to_full", "diff_lo", "diff_hi", "mcnemar_p", "paired_p"), _FLOAT),
     **dict.fromkeys(("nll_diff", "nll_diff_lo", "nll_diff_hi"), _FLOAT),

@@ -11,7 +11,7 @@ from harness.configure.overrides import is_stack_override, key_of
 from harness.errors import UserError, require
 
 GROUPS = ("model", "corpus", "task", "compress", "experiment")
-TOP = ("stacks", "limit", "seed", "results_dir", "memory_limit", "time_limit", "redo", "progress")
+TOP = ("stacks", "limit", "precision", "seed", "results_dir", "memory_limit", "time_limit", "redo", "progress")
 KEYS = (*GROUPS, *TOP)
 
 

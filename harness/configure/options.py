@@ -11,7 +11,8 @@ from harness.configure.typed import check_types
 from harness.engine.batches import parse_bytes
 from harness.errors import require
 
-VIEWS = ("auto", "off")
+AUTO, PRECISION = "auto", 0.05
+VIEWS = (AUTO, "off")
 PARTS = ("model", "task", "corpus", "compress", "stacks")
 MOST_SEED = 1 << 63  # torch's generators take no more
 
@@ -22,6 +23,8 @@ class Options:
 
     Attributes:
         limit: examples of every seed, None for all.
+        auto: whether `limit=auto` asked for examples in rounds, until every arm is resolved.
+        precision: half-width of a paired interval that resolves an arm, in (0, 1).
         seeds: what examples are drawn with; several are one run, pooled in its tables.
         memory_limit: bytes of the sequence caches that decode together.
         time_limit: seconds that a record may take, None for any.
@@ -38,12 +41,18 @@ class Options:
     progress: bool
     decoded_views: str = "auto"
     batch_invariant: bool = False
+    auto: bool = False
+    precision: float = PRECISION
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Options:
         """UserError names the key that is wrong."""
         limit, seed, seconds = config["limit"], config["seed"], config.get("time_limit")
-        require(limit is None or (_whole(limit) and limit > 0), "limit", limit, "a positive whole number of examples or null")
+        fits = limit in (None, AUTO) or (_whole(limit) and limit > 0)
+        require(fits, "limit", limit, "a positive whole number of examples, auto or null")
+        precision = config.get("precision", PRECISION)
+        number = isinstance(precision, int | float) and not isinstance(precision, bool)
+        require(number and 0 < precision < 1, "precision", precision, "a half-width above 0 and below 1, for limit=auto")
         seeds = seed if isinstance(seed, list) else [seed]
         fits = bool(seeds) and all(_whole(one) and abs(one) < MOST_SEED for one in seeds) and len(set(seeds)) == len(seeds)
         require(fits, "seed", seed, "a whole number below 2^63, or a list of different ones")
@@ -63,7 +72,9 @@ class Options:
             if key not in PARTS:
                 check_types(value, key)  # a number that no file of a run can hold
         return cls(
-            limit=limit,
+            limit=None if limit == AUTO else limit,
+            auto=limit == AUTO,
+            precision=float(precision),
             seeds=tuple(seeds),
             memory_limit=parse_bytes("memory_limit", config["memory_limit"]),
             time_limit=None if seconds is None else float(seconds),

@@ -40,7 +40,7 @@ from harness.types import Corpus, Example, Task
 from tasks.lm_eval_task import LmEval
 from tasks.stream import Stream
 
-NOT_IDENTITY = ("compress", "stacks", "limit", "results_dir", "memory_limit", "progress", "redo", "time_limit", "decoded_views")
+NOT_IDENTITY = "compress stacks limit precision results_dir memory_limit progress redo time_limit decoded_views".split()
 Build = Callable[
     [object, str], object
 ]  # from the configuration of a model, a task, ... and its name, which a refusal starts with
@@ -158,6 +158,7 @@ def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build
         progress=options.progress,
         views=options.decoded_views == "auto",
         batch_invariant=options.batch_invariant,
+        adaptive=options.auto,
     )
     ready = tuple(_calibrated(arm, engine, lm) for arm in arms)
     return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, arms=ready)

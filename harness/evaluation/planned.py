@@ -30,6 +30,7 @@ class Setup:
     shape: ModelShape
     progress: bool = True
     batch_invariant: bool = False  # whether logits are the same bits in any company
+    adaptive: bool = False  # whether the number of examples is chosen while looking at results
     views: bool = True  # whether decoded copies of stores may take what a batch leaves of the memory limit
 
 

@@ -74,6 +74,7 @@ class RecordMaker:
             positions=arm.stack.positions,
             attn=self.setup.attn,
             batch_invariant=self.setup.batch_invariant,
+            adaptive=self.setup.adaptive,
             storage="packed",  # until measured
             kv_dtype=self.setup.kv_dtype,
             layers_compressed=self.setup.shape.of_model(self.setup.shape.full_layers) if arm.stack.compresses else [],

@@ -10,3 +10,8 @@ from typing import Any
 def digest(value: Any) -> str:
     """Hex SHA-256 of a JSON-able value, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def place(seed: int, unit: str) -> str:
+    """Where a unit (a document of a seed) stands among all: a random order, drawn from names alone, the same everywhere."""
+    return hashlib.sha256(f"{seed} {unit}".encode()).hexdigest()

@@ -60,15 +60,6 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
     return found
 
 
-def shape_without_model(config: PretrainedConfig) -> ModelShape:
-    """The same, where all its bytes follow from the configuration; UserError where states must be measured on the model."""
-    shape = shape_of(config)
-    if shape.hybrid:
-        kind = getattr(config.get_text_config(decoder=True), "model_type", "?")
-        raise UserError(f"the bytes of model type {kind!r} are known to a run only: recurrent states are measured on the model")
-    return shape
-
-
 def _shape(config: PretrainedConfig, text: PretrainedConfig) -> ModelShape:
     layers = DynamicCache(config=config).layers
     attending = {i: layer for i, layer in enumerate(layers) if isinstance(layer, DynamicLayer)}

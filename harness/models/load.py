@@ -22,7 +22,7 @@ from harness.models.sources import Wheel
 from harness.models.tokenizer import Tokenizer
 from harness.models.weights import end_ids, load_weights, positions, read_config, without_weights
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NEEDED = {"wheel": "wheel", "path": "path", "gguf": "path", "hub": "repo", "random": "random"}
 
 
@@ -61,7 +61,7 @@ class ModelSpec:
         require(bool(getattr(self, needed)), f"model.{needed}", getattr(self, needed), f"source {self.source} needs it")
         for key in ("dtype", "kv_dtype"):
             value = getattr(self, key)
-            require(value in _DTYPES, f"model.{key}", value, "one of " + ", ".join(_DTYPES))
+            require(value in DTYPES, f"model.{key}", value, "one of " + ", ".join(DTYPES))
         require(self.tokenizer in ("model", "bytes"), "model.tokenizer", self.tokenizer, "one of model, bytes")
 
     def label(self) -> str:
@@ -148,7 +148,7 @@ def load(spec: ModelSpec, attn: str = "sdpa") -> LM:
     if spec.source in ("wheel", "gguf", "random"):  # they load in a second: no progress bar
         transformers_logging.disable_progress_bar()
     tokens = _tokenizer(spec, directory, read_config(directory))
-    return _lm(spec, tokens, load_weights(directory, _DTYPES[spec.dtype], attn, spec.device, spec.device_map))
+    return _lm(spec, tokens, load_weights(directory, DTYPES[spec.dtype], attn, spec.device, spec.device_map))
 
 
 def outline(spec: ModelSpec, attn: str = "sdpa") -> LM:
@@ -160,7 +160,7 @@ def outline(spec: ModelSpec, attn: str = "sdpa") -> LM:
     directory = spec.directory(weights=False)
     config = read_config(directory)
     tokens = _tokenizer(spec, directory, config)
-    return _lm(spec, tokens, without_weights(directory, config, _DTYPES[spec.dtype], attn))
+    return _lm(spec, tokens, without_weights(directory, config, DTYPES[spec.dtype], attn))
 
 
 def _tokenizer(spec: ModelSpec, directory: Path, config: Any) -> Tokenizer:
@@ -171,7 +171,7 @@ def _lm(spec: ModelSpec, tokens: Tokenizer, model: Any) -> LM:
     return LM(
         model=model.eval().requires_grad_(False),
         tokens=tokens,
-        kv_dtype=_DTYPES[spec.kv_dtype],
+        kv_dtype=DTYPES[spec.kv_dtype],
         eos_ids=end_ids(model, tokens.eos_ids),
         identity=spec.identity(),
         decoding=decoding(model.generation_config.to_diff_dict()),

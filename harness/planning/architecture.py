@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.errors import UserError
 from harness.files.paths import CONF
-from harness.kv.compat import shape_without_model
 from harness.kv.shape import ModelShape
 from harness.models.weights import positions
+from harness.planning.whole_shape import whole_shape
 
 FOLDER = CONF / "dimensions"
 
@@ -42,11 +42,11 @@ def known() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
-def named(name: str) -> Architecture:
-    """A model of conf/dimensions; UserError where its cache is not supported."""
+def named(name: str, dtype: torch.dtype = torch.bfloat16) -> Architecture:
+    """A model of conf/dimensions that computes in `dtype`; UserError where its cache is not supported."""
     found: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))  # type: ignore[assignment]
     config = built(found["config"])
-    return Architecture(name, shape_without_model(config), int(found["parameters"]), positions(config), str(found["source"]))
+    return Architecture(name, whole_shape(config, dtype), int(found["parameters"]), positions(config), str(found["source"]))
 
 
 def built(dimensions: Mapping[str, Any]) -> Any:
@@ -59,9 +59,9 @@ def built(dimensions: Mapping[str, Any]) -> Any:
         raise UserError(f"model type {kind!r} is not one of the installed transformers") from None
 
 
-def of_config(name: str, config: Any, source: str) -> Architecture:
-    """A model by its transformers config."""
-    return Architecture(name, shape_without_model(config), count(config), positions(config), source)
+def of_config(name: str, config: Any, source: str, dtype: torch.dtype) -> Architecture:
+    """A model by its transformers config, that computes in `dtype`."""
+    return Architecture(name, whole_shape(config, dtype), count(config), positions(config), source)
 
 
 def count(config: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ def write(path: Path, sizes: pd.DataFrame, fits: pd.DataFrame, lines: Sequence[s
     title = f"KV bytes of {model}, planned"
     notes = "".join(f"<p>{markup(line)}</p>" for line in lines)
     body = f'<h1>{title}</h1><p>From shapes alone, nothing was run.</p><div id="plan" class="plot"></div>{notes}'
-    content = {"figures": {"plan": figure.to_plotly_json()}, "heat": {}, "titles": {}, "views": {}, "shown": {}, "windows": {}}
+    empty = ("heat", "titles", "views", "shown", "windows", "tables")
+    content = {"figures": {"plan": figure.to_plotly_json()}, **{name: {} for name in empty}}
     page = render(title, body, content)
     replace(path, lambda file: file.write_text(page, encoding="utf-8"))
     replace(path.with_suffix(".csv"), lambda file: sizes.to_csv(file, index=False))
@@ -45,18 +47,21 @@ def draw(sizes: pd.DataFrame, fits: pd.DataFrame) -> go.Figure:
         figure.add_trace(_trace(by_batch, "batch", styles[str(stack)], shown=False), row=1, col=2)
     for name, room in {} if fits.empty else fits.drop_duplicates("gpu").set_index("gpu")["room"].items():
         if room > 0:
-            note = {"text": f"{markup(name)}: {iec(room)} beside the weights", "font": {"size": 11, "color": MUTED}}
+            note = f"{markup(name)}: {iec(room)} beside the weights"
             line = {"color": MUTED, "width": 1, "dash": "dot"}
-            figure.add_hline(y=room, line=line, row=1, col=1, annotation=note, annotation_position="top left")
+            figure.add_hline(y=room, line=line, row=1, col=1)
+            place = {"xref": "x domain", "x": 0.01, "yref": "y", "y": math.log10(room), "yanchor": "bottom"}
+            figure.add_annotation(text=note, showarrow=False, **place)  # a logarithmic axis wants its own units
             figure.add_hline(y=room, line=line, row=1, col=2)
     height = legend_height(sizes["stack"].nunique(), 520, _MARGIN)
     figure.update_layout(layout(height=height, margin=_MARGIN, legend=legend("togglegroup")))
     figure.update_xaxes(**AXIS, type="log")
-    figure.update_yaxes(**AXIS, type="log")
+    ticks = [1024**power * step for power in range(1, 5) for step in (1, 8, 64, 512)]
+    figure.update_yaxes(**AXIS, type="log", tickvals=ticks, ticktext=[iec(tick) for tick in ticks])
     figure.update_xaxes(title={"text": "tokens of a sequence", "font": {"size": 13}}, col=1)
     figure.update_xaxes(title={"text": "sequences", "font": {"size": 13}}, col=2)
-    figure.update_yaxes(title={"text": "KV bytes, on pages", "font": {"size": 13}}, col=1)
-    figure.update_annotations(font={"color": INK})
+    figure.update_yaxes(title={"text": "KV bytes, on pages", "font": {"size": 13}, "standoff": 12}, automargin=True, col=1)
+    figure.update_annotations(font={"color": INK, "size": 12})
     return figure
 
 

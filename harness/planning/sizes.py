@@ -40,8 +40,8 @@ def size(stack: Stack, shape: ModelShape, context: int, itemsize: int, new: int 
         UserError: the budget is too small for this context.
     """
     budget = solve_budget(stack, shape, context, itemsize)
-    kinds: Counter[str] = Counter()
-    low = high = Fraction(0)
+    kinds: Counter[str] = Counter({"recurrent": shape.constant} if shape.constant else {})
+    low = high = Fraction(shape.constant)
     open_layers: list[tuple[LayerShape, Held]] = []
     windows = [(layer, Held((0,) * layer.heads)) for layer in shape.layers if layer.window is not None]
     full = [(shape.layers[i], one) for i, one in held(stack, shape, budget, context).items()]

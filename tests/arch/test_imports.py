@@ -30,7 +30,7 @@ SEES: dict[str, tuple[str, ...]] = {  # a room -> the rooms it may import from; 
     "calibrate": (*STACK, "configure"),
     "lm_eval": (*STACK, "tasks", "configure", "calibrate"),
     "records": VALUES,
-    "evaluation": (*SETUP, "records"),
+    "evaluation": (*SETUP, "records", "analysis"),
     "analysis": (*VALUES, "records"),
     "pages": READING,
     "advice": (*STACK, "tasks", "configure", *READING, "pages", "planning"),

@@ -17,7 +17,7 @@ from tests.support.record_factory import ROW, make
 INT8 = {"_target_": "harness.stages.stack.Stack", "keys": {"_target_": "harness.stages.codec.int8.Int8"}}
 
 
-def written(folder: Path, losses: dict[str, list[int]], limit: object = None, **more: Any) -> Path:
+def written(folder: Path, losses: dict[str, list[int]], **more: Any) -> Path:
     """A run of one full cache that is always right, and stacks that lose these units; 500 bytes fewer for each."""
     folder.mkdir(parents=True)
     records = []
@@ -34,7 +34,7 @@ def written(folder: Path, losses: dict[str, list[int]], limit: object = None, **
     (folder / "manifests").mkdir()
     task = {"_target_": "tasks.needle.Needle", "lengths": [1024], "per_cell": 4}
     command = ["task=needle", "stacks=[int8]", "task.per_cell=4"]
-    about = manifest(command=command, config={"limit": limit, "task": task})
+    about = manifest(command=command, config={"task": task})
     (folder / "manifests" / "20260101T000000Z-a.json").write_text(json.dumps(about))
     return folder
 
@@ -64,7 +64,7 @@ def test_with_fewer_units_it_says_how_many_and_how(tmp_path: Path, capsys: pytes
 def test_after_looking_only_anytime_valid_p_values_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """155 units without a loss are enough for a fixed number, and too few where the number was chosen while looking."""
     assert "with confidence" in said(capsys, written(tmp_path / "fixed", {"int8": [0] * 155}), "--max-loss", "0.02")
-    peeked = written(tmp_path / "auto", {"int8": [0] * 155}, limit="auto")
+    peeked = written(tmp_path / "auto", {"int8": [0] * 155}, adaptive=True)
     assert "no guarantee" in said(capsys, peeked, "--max-loss", "0.02")
 
 

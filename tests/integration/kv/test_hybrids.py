@@ -12,7 +12,7 @@ from harness.engine.answers import Ask
 from harness.engine.engine import Engine
 from harness.engine.streams import Reading, read
 from harness.errors import UserError
-from harness.kv.compat import STATES, forward, shape_of, shape_without_model
+from harness.kv.compat import STATES, forward, shape_of
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
@@ -194,11 +194,6 @@ def test_what_cannot_be_measured_is_refused_in_one_line(family: str) -> None:
     with pytest.raises(UserError, match=why) as refused:
         shape_of(make())
     assert "\n" not in str(refused.value)
-
-
-def test_a_hybrid_is_not_sized_without_its_model() -> None:
-    with pytest.raises(UserError, match="recurrent states are measured on the model"):
-        shape_without_model(HYBRIDS["bamba"]())
 
 
 @pytest.mark.skipif(bool(STATES), reason="of versions of transformers that keep states in caches of every family's own")

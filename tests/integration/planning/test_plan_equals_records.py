@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
+from harness.engine.engine import Engine
 from harness.errors import UserError
+from harness.families.tiny import build, tiny_config
+from harness.kv.attention import NAME
 from harness.kv.compat import shape_of
 from harness.models.load import ModelSpec
 from harness.models.random_model import RandomModel
 from harness.notebook import evaluate
 from harness.planning.sizes import size
+from harness.planning.whole_shape import whole_shape
 from harness.stages.stack import Stack
 from tests.support import conf_tree, tiny_models
 from tests.support.tiny_models import ids
@@ -30,12 +36,28 @@ def stacks() -> list[tuple[str, Stack]]:
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+OTHERS = ("gpt_oss", "llama4_text", "gemma4_text", "jamba", "qwen3_next", "deepseek_v3", "kimi_linear")
+"""Learned sinks, chunks, shared layers of several shapes, states, latents, both."""
+
+
+@lru_cache
+def engine_of(family: str) -> Engine:
+    if family not in OTHERS:
+        return tiny_models.engine(family)
+    return Engine(build(tiny_config(family), NAME).eval(), torch.float32)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_the_shape_is_known_without_weights(family: str) -> None:
+    assert whole_shape(tiny_config(family), torch.float32) == engine_of(family).shape
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", *OTHERS])
 def test_every_stack_holds_what_was_planned(family: str) -> None:
-    engine = tiny_models.engine(family)
+    engine = engine_of(family)
     whole = engine.prefill(ids(SEEN), conf_tree.everything())
     tried = 0
-    for name, stack in stacks():
+    for name, stack in stacks() if family == "llama" else stacks()[::5]:
         try:
             planned = size(stack, engine.shape, SEEN, ITEMSIZE)
             engine.check(stack)
@@ -55,7 +77,7 @@ def test_every_stack_holds_what_was_planned(family: str) -> None:
         later = size(stack, engine.shape, SEEN, ITEMSIZE, new=NEW)
         assert later.low <= grown <= later.high, name
         tried += 1
-    assert tried > 80
+    assert tried > (80 if family == "llama" else 10)
 
 
 def test_records_of_a_run_are_what_was_planned(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.advice.resolved import resolved, rounds
-from harness.advice.sequences import anytime_p, sequence
+from harness.analysis.sequences import anytime_p, sequence
+from harness.evaluation.adaptive import resolved, rounds
 
 RUNS = 300
 

@@ -114,7 +114,7 @@ def test_a_program_that_uses_hydra_itself_keeps_its_own(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_composed_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"^model=nosuch is not there: hub, "):
+    with pytest.raises(UserError, match=r"^model=nosuch is not there: gguf, hub, "):
         composed(["model=nosuch"])
 
 
