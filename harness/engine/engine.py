@@ -15,7 +15,7 @@ from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
 from harness.engine.logits import padded, scored, sound
 from harness.engine.prepared_model import PreparedModel
 from harness.engine.tiles import tiles
-from harness.kv.batch_views import Batch
+from harness.kv.batch_views import Batch, settled
 from harness.kv.compat import forward
 from harness.kv.families.position_tables import placed
 from harness.kv.families.states import fed_together
@@ -23,7 +23,6 @@ from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget
 from harness.kv.positions import held
 from harness.kv.sequence_cache import SequenceCache
-from harness.stages.keep import check_finite
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from harness.stages.transfers import fetched, numbers
@@ -61,15 +60,15 @@ class Engine(PreparedModel):
         while live := [i for i, cache in enumerate(caches) if cache.seen < len(ids)]:
             chunks = [ids[caches[i].seen : caches[i].seen + caches[i].stack.chunk] for i in live]
             grown, run, _ = self._forward([caches[i] for i in live], chunks)
-            for i, one, settled in zip(live, grown, _settled(grown, run), strict=True):
-                peak[i], caches[i] = max(peak[i], one.bytes().total), settled
+            for i, one, after in zip(live, grown, settled(grown, run), strict=True):
+                peak[i], caches[i] = max(peak[i], one.bytes().total), after
         return [(cache.read(), p) for cache, p in zip(caches, peak, strict=True)]
 
     @torch.inference_mode()
     def feed(self, caches: Sequence[SequenceCache], ids: Sequence[Sequence[int]]) -> tuple[list[SequenceCache], Tensor]:
         """Feed each cache its own tokens (numbers may differ); returns the caches afterwards and the last logits [B, V]."""
         grown, run, logits = self._forward(caches, ids)
-        return _settled(grown, run), logits
+        return settled(grown, run), logits
 
     @torch.inference_mode()
     def score(
@@ -83,10 +82,10 @@ class Engine(PreparedModel):
             logits_BLV[b, first - 1 : first - 1 + len(t)] for b, (first, t) in enumerate(zip(lengths, targets, strict=True))
         ]
         marks = scored(rows, targets)
-        peaks, settled = [cache.bytes().total for cache in grown], _settled(grown, run)
+        peaks, after = [cache.bytes().total for cache in grown], settled(grown, run)
         return [
             Scored(one.logp, all(one.top), row, peak, all(one.sound))
-            for one, row, peak in zip(marks, settled, peaks, strict=True)
+            for one, row, peak in zip(marks, after, peaks, strict=True)
         ]
 
     @torch.inference_mode()
@@ -109,12 +108,10 @@ class Engine(PreparedModel):
         grown, run, logits = self._forward(caches, ids, needs, every=True, reference=reference, batch=batch)
         members = [*range(len(caches)), *(b for _, b in beside)]
         grown += [cache.after(run, b) for cache, b in beside]
-        settled = _settled(grown, run, caches, batch, members)
+        rows = settled(grown, run, caches, batch, members)
         errors = fetched([run.errors[i] for i in sorted(run.errors)])
         summed = torch.stack(errors).double() if errors else torch.empty(0)  # on the host: not every device has float64
-        return Step(
-            settled, logits, [cache.bytes().total for cache in grown], summed[:, members] if errors else summed, members
-        )
+        return Step(rows, logits, [cache.bytes().total for cache in grown], summed[:, members] if errors else summed, members)
 
     @torch.inference_mode()
     def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
@@ -132,13 +129,13 @@ class Engine(PreparedModel):
             live = batch.form(live, caches, [len(ids) for ids in feed])
             before = [caches[i] for i in live]
             grown, run, logits = self._forward(before, [feed[i] for i in live], batch=batch)
-            settled = _settled(grown, run, before, batch)
+            after = settled(grown, run, before, batch)
             tokens: list[int] = torch.where(sound(logits), logits.argmax(-1), -1).tolist()
             for b, (i, token) in enumerate(zip(live, tokens, strict=True)):
                 peak[i] = max(peak[i], grown[b].bytes().total)  # a store may shrink while it grows: watched, not assumed
                 reasons[i] = self._take(asks[i], out[i], token) if token >= 0 else "unsound"
                 touched[i] = caches[i].touched() if reasons[i] else 0
-                caches[i], feed[i] = settled[b], [token]
+                caches[i], feed[i] = after[b], [token]
             live = [i for i in live if not reasons[i]]
         seconds = self.clock() - start
         every = zip(out, reasons, caches, peak, touched, strict=True)
@@ -244,22 +241,3 @@ class Engine(PreparedModel):
             rows = torch.arange(len(caches), device=logits.device)
             logits = logits[rows, numbers(tuple(last.index(n - 1) for n in lengths), logits.device)]
         return [cache.after(run, b) for b, cache in enumerate(caches)], logits
-
-
-def _settled(
-    grown: Sequence[SequenceCache],
-    run: Forward,
-    before: Sequence[SequenceCache] = (),
-    batch: Batch | None = None,
-    members: Sequence[int] | None = None,
-) -> list[SequenceCache]:
-    """Caches back at their budgets after a forward, the views of their batch, if there is one, brought up to date.
-
-    members: for each cache its row of the forward, where several share one.
-    """
-    rows = range(len(grown)) if members is None else members
-    choices = [cache.choices(run, b) for cache, b in zip(grown, rows, strict=True)]
-    check_finite(choice for one in choices for choice in one or ())
-    if batch is not None:
-        batch.follow(run, before, grown, choices)
-    return [cache.evicted(choice) for cache, choice in zip(grown, choices, strict=True)]

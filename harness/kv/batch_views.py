@@ -17,6 +17,7 @@ from torch import Tensor
 
 from harness.kv.teams import ROOM, Team, Views
 from harness.kv.token_store import TokenStore
+from harness.stages.keep import check_finite
 
 if TYPE_CHECKING:
     from harness.kv.forward import Forward
@@ -131,6 +132,25 @@ class Batch:
 
     def _window(self, group: int) -> int | None:
         return self.shape.layers[self.groups[group][0]].window
+
+
+def settled(
+    grown: Sequence[SequenceCache],
+    run: Forward,
+    before: Sequence[SequenceCache] = (),
+    batch: Batch | None = None,
+    members: Sequence[int] | None = None,
+) -> list[SequenceCache]:
+    """Caches back at their budgets after a forward, the views of their batch, if there is one, brought up to date.
+
+    members: for each cache its row of the forward, where several share one.
+    """
+    rows = range(len(grown)) if members is None else members
+    choices = [cache.choices(run, b) for cache, b in zip(grown, rows, strict=True)]
+    check_finite(choice for one in choices for choice in one or ())
+    if batch is not None:
+        batch.follow(run, before, grown, choices)
+    return [cache.evicted(choice) for cache, choice in zip(grown, choices, strict=True)]
 
 
 def _together(one: Views, stay: Sequence[Tensor | None], most: int) -> Tensor:

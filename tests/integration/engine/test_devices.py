@@ -28,6 +28,12 @@ def llama(**changes: Any) -> PreTrainedModel:
     return tiny_models.build(config, NAME)
 
 
+def host(model: PreTrainedModel) -> Engine:
+    """An engine on the host that multiplies as the device does: from plain weights, not from those in oneDNN's layout."""
+    with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[attr-defined]
+        return Engine(model, torch.bfloat16, invariant=True)
+
+
 @contextmanager
 def engine(model: PreTrainedModel, devices: int) -> Iterator[tuple[Accelerator, Engine]]:
     """An engine whose model lies on one or two make-believe devices that have no float64."""
@@ -41,7 +47,7 @@ def engine(model: PreTrainedModel, devices: int) -> Iterator[tuple[Accelerator, 
 
 @pytest.fixture(scope="module")
 def on_the_host() -> dict[str, Any]:
-    return trial(Engine(llama(), torch.bfloat16, invariant=True), stacks())
+    return trial(host(llama()), stacks())
 
 
 def test_everything_runs_under_every_stack_on_two_devices_and_gives_what_the_host_gives(on_the_host: dict[str, Any]) -> None:
@@ -55,9 +61,9 @@ def test_one_device_learned_positions_and_sliding_windows_too(family: str, devic
     """Two devices find what one does; so a few stacks of every kind are enough here."""
     config = tiny_models.config(family)
     some = {name: stack for name, stack in stacks().items() if name in SOME}
-    host = trial(Engine(tiny_models.build(config, NAME), torch.bfloat16, invariant=True), some)
+    wanted = trial(host(tiny_models.build(config, NAME)), some)
     with engine(tiny_models.build(config, NAME), devices) as (_, found):
-        assert differences(host, trial(found, some)) == {}
+        assert differences(wanted, trial(found, some)) == {}
 
 
 @pytest.mark.parametrize("views", [0, 1 << 30], ids=["no views", "views"])
