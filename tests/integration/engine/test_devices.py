@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from harness.engine.engine import Engine
 from harness.kv.attention import NAME
+from harness.models import packed
 from tests.support import tiny_models
 from tests.support.make_believe.accelerator import Accelerator
 from tests.support.make_believe.steps import compressed, decode_steps
@@ -30,7 +32,7 @@ def llama(**changes: Any) -> PreTrainedModel:
 
 def host(model: PreTrainedModel) -> Engine:
     """An engine on the host that multiplies as the device does: from plain weights, not from those in oneDNN's layout."""
-    with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[attr-defined]
+    with mock.patch.object(packed, "MOST", -1):
         return Engine(model, torch.bfloat16, invariant=True)
 
 
