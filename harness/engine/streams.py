@@ -146,9 +146,13 @@ def read(engine: Engine, readings: Sequence[Reading], chunk: int, views: int = 0
 
 
 def _leaders(readings: Sequence[Reading], rows: Sequence[SequenceCache], going: Sequence[int]) -> dict[int, int]:
-    """For each reading the one whose forward is its own too: the first of its text that, as itself, has lost nothing so far."""
+    """For each reading the one whose forward is its own too: the first of its text that, as itself, has lost nothing so far.
+
+    Rows of a hybrid may be fed in several forwards, each by itself: they share none.
+    """
     first: dict[object, int] = {}
-    return {i: first.setdefault((readings[i].reference, rows[i].seen) if rows[i].exact else i, i) for i in going}
+    shares = {i: rows[i].exact and not rows[i].shape.hybrid for i in going}
+    return {i: first.setdefault((readings[i].reference, rows[i].seen) if shares[i] else i, i) for i in going}
 
 
 def _next(reading: Reading, seen: int, chunk: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
