@@ -112,6 +112,7 @@ SAID: Mapping[str, Callable[[str], str]] = {
     "every": lambda value: "every token" if value == "1" else f"every {value} tokens",
     "chunk": lambda value: f"chunks of {value}",
     "positions": lambda value: f"{value} positions",
+    "rope": lambda value: {"pre": "keys before RoPE", "post": "keys after RoPE"}.get(value, value),
     "read": lambda value: {"cached": "decoded copy", "every_step": "no decoded copy"}.get(value, value),
     "keep": lambda value: "nothing evicted" if value == "default" else f"keep {value}",
     "keep.sinks": lambda value: f"{value} sink{'' if value == '1' else 's'}",

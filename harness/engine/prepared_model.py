@@ -115,10 +115,16 @@ class PreparedModel:
     def check(self, stack: Stack) -> None:
         """Refuse (UserError) a stack that the model's positions do not allow."""
         kind = self.model.config.model_type
-        if stack.positions == "cache" and None in self.ropes:
+        if stack.unrotated and None in self.ropes:
+            asked, legal = ("positions='cache'", "positions=original") if stack.rope == "post" else ("rope='pre'", "rope=post")
             raise UserError(
-                f"compress.positions='cache' is not possible with model type {kind!r}: it has no rotary positions that can be "
-                "rotated back; legal is positions=original"
+                f"compress.{asked} is not possible with model type {kind!r}: it has no rotary positions that can be "
+                f"rotated back; legal is {legal}"
+            )
+        if stack.keys.needs and any(self.latents):
+            raise UserError(
+                f"compress.keys={stack.keys.name} is not possible with model type {kind!r}: it compares queries with keys, and "
+                "this model stores latents; legal are codecs that look at what is stored alone"
             )
         if stack.needs.query_moments and self.rope_moves:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
@@ -157,6 +163,7 @@ class PreparedModel:
             ropes=self.ropes,
             starts=[cache.next_position for cache in caches],
             unrotated=[cache.unrotated for cache in caches],
+            by_index=[cache.by_index for cache in caches],
             teams=None if batch is None else batch.teams,
             reference=reference,
             latents=self.latents,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from harness.calibrate.codec_limits import ROLES, calibrated
+from harness.calibrate.calibration_text import ROLES
+from harness.calibrate.codec_limits import calibrated
 from harness.configure import typed
 from harness.configure.arms import Arm
 from harness.configure.kinds import of_kind

@@ -31,6 +31,10 @@ ONCE = (
     "this stack chooses tokens once (phase prefill), which a stream without a context never asks for: legal are "
     "compress.phase=always where its scorer allows it, or task.context > 0"
 )
+LOOKS = (
+    "this stack's codec looks at the last queries of a context once, which a stream without a context does not have: legal is "
+    "task.context > 0"
+)
 
 TOO_LARGE = "it is too large for a number"
 MOST_NATS = 709.0  # e to more is no double
@@ -59,8 +63,11 @@ class StreamRunner:
         }
 
     def _refusal(self, arm: Arm) -> str | None:
-        once = arm.stack.keep is not None and arm.stack.phase == "prefill" and not self.task.context
-        return ONCE if once else None
+        if self.task.context:
+            return None
+        if arm.stack.keys.needs:
+            return LOOKS
+        return ONCE if arm.stack.keep is not None and arm.stack.phase == "prefill" else None
 
     def requests(self, planned: Iterable[Planned]) -> Iterator[Request[Planned]]:
         """One request a record."""

@@ -145,7 +145,7 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
         else:
             all_k = with_new([(slot.head_group.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
             all_v = with_new([(slot.head_group.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
-            _turn_stored(call, rows, all_k, length)
+            _turn_stored(call, rows, slots, all_k, length)
         all_k, all_v = call.expanded(rows, all_k, all_v, length)
         softmax = call.softmax.of(slice(heads.start * group, heads.stop * group))
         part = _Part(heads, softmax, _positions(call, rows, slots, all_k) if softmax.positional else None)
@@ -192,14 +192,15 @@ def _shown(call: _Call, team: Team, n: int, heads: slice, length: int) -> list[T
     return shown
 
 
-def _turn_stored(call: _Call, rows: list[int], k_RHND: Tensor, length: int) -> None:
-    """Rotate, in place, stored keys that have no rotation yet to the places just before the new tokens."""
+def _turn_stored(call: _Call, rows: list[int], slots: Sequence[Slot], k_RHND: Tensor, length: int) -> None:
+    """Rotate, in place, stored keys that have no rotation yet: to their own positions, or the places before the new tokens."""
     n = k_RHND.shape[2] - length
-    for row, k_HND in zip(rows, k_RHND, strict=True):
+    for row, slot, k_HND in zip(rows, slots, k_RHND, strict=bool(n)):
         if n and call.run.is_unrotated(row):
-            rope = call.run.ropes[call.layer]
+            rope, pos = call.run.ropes[call.layer], call.run.own_positions(row, slot)
             assert rope is not None
-            k_HND[:, :n] = rope.range(k_HND[:, :n], call.run.start(row) - n)
+            old = k_HND[:, :n]
+            k_HND[:, :n] = rope.range(old, call.run.start(row) - n) if pos is None else rope.rotate(old, pos)
 
 
 def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> None:

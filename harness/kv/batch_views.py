@@ -166,7 +166,7 @@ def _together(one: Views, stay: Sequence[Tensor | None], most: int) -> Tensor:
 
 
 def _shape(row: SequenceCache, length: int) -> object:
-    return length, row.stack.evicts_steps, tuple((part.heads, part.n) for part in row.head_groups)
+    return length, row.stack.evicts_steps, row.unrotated, tuple((part.heads, part.n) for part in row.head_groups)
 
 
 def _longest(row: SequenceCache, layers: tuple[int, ...]) -> int:

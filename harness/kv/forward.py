@@ -40,7 +40,8 @@ class Forward:
     kv_dtype: torch.dtype
     ropes: Sequence[LayerRope | None] = ()
     starts: Sequence[int] | None = None  # position of each row's first new token; None: as many as it has seen
-    unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated to their place in the cache
+    unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated when they are read
+    by_index: Sequence[bool] | None = None  # those of them that are rotated to their place in the cache, not their own position
     teams: Sequence[Team] | None = None  # rows that attend in one call, in order; None: those that are alike in a layer
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
     # By the layer's number in the model:
@@ -146,6 +147,11 @@ class Forward:
     def is_unrotated(self, row: int) -> bool:
         """Whether the row's keys are stored without rotation."""
         return self.unrotated is not None and self.unrotated[row]
+
+    def own_positions(self, row: int, slot: Slot) -> Tensor | None:
+        """Positions [H, N] that a row's stored keys are rotated to; None: the places just before its new tokens."""
+        pos = slot.head_group.pos_HN
+        return None if pos is None or (self.by_index is not None and self.by_index[row]) else pos[slot.at]
 
     def mask(self, past: int, length: int, window: int | None, device: torch.device) -> Tensor | None:
         """Bool mask [1, 1, L, past + L] of the causal and sliding-window rule, made once; None where sdpa needs none.

@@ -158,18 +158,20 @@ def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
 
 
 def head_group_view(
-    group: HeadGroup, stats: Mapping[int, Stats], seen: int, seed: int, rope: LayerRope | None, *, rotated: bool
+    group: HeadGroup, stats: Mapping[int, Stats], seen: int, seed: int, rope: LayerRope | None, turn: str | None = None
 ) -> LayerView:
     """View of all layers of a head group, with the single layers in `each`.
 
-    stats: by layer; column sums stored with the group replace those in `stats`. rotated: False if the stored keys have no
-    rotation; the view then rotates them by their index in the cache, as attention does.
+    stats: by layer; column sums stored with the group replace those in `stats`. turn: None if the stored keys are rotated; else
+    the view rotates them as attention does, by their "original" positions or their index in the "cache".
     """
     pos = group.positions(seen)
 
     def keys(at: slice) -> Tensor:
         stored = group.keys.read(torch.float32, at)
-        return stored if rotated or rope is None else rope.range(stored, 0)
+        if turn is None or rope is None:
+            return stored
+        return rope.range(stored, 0) if turn == "cache" else rope.rotate(stored, pos[at])
 
     def view(layers: Sequence[int], at: slice, each: SingleViews[LayerView] | None = None) -> LayerView:
         found = Stats.join([stats[layer] for layer in layers])

@@ -21,7 +21,7 @@ from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
-from harness.kv.storing import first_groups, new_tokens, recorded_sums, stored
+from harness.kv.storing import first_groups, new_tokens, observing, recorded_sums, stored
 from harness.stages.keep import Choice, check_finite
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
@@ -71,13 +71,18 @@ class SequenceCache:
 
     @property
     def unrotated(self) -> bool:
-        """Whether keys are stored without rotation, and rotated by their index in the cache when they are read."""
+        """Whether keys are stored without rotation, and rotated when they are read."""
+        return self.stack.unrotated
+
+    @property
+    def by_index(self) -> bool:
+        """Whether they are then rotated by their index in the cache; if not, by their original positions."""
         return self.stack.positions == "cache"
 
     @property
     def next_position(self) -> int:
         """Position of the next token: the number of tokens seen, or of tokens held (positions=cache)."""
-        if not (self.unrotated and self.head_groups and self.shape.full_layers):
+        if not (self.by_index and self.head_groups and self.shape.full_layers):
             return self.seen
         return self.slots[self.shape.full_layers[0]][0].head_group.n
 
@@ -127,7 +132,8 @@ class SequenceCache:
         """The tokens that stay after this forward; None if the phase does not evict now. `check_finite` is the caller's."""
         if not self._evicts or self.seen - self.evicted_at < self.stack.every:
             return None
-        return self._choose({i: run.stats[i][member] for i in self.shape.full_layers}, rotated=not self.unrotated)
+        turn = self.stack.positions if self.unrotated else None
+        return self._choose({i: run.stats[i][member] for i in self.shape.full_layers}, turn)
 
     def read(self) -> SequenceCache:
         """This cache at the end of its context: scorer state that only phase chunked needed is dropped."""
@@ -150,23 +156,22 @@ class SequenceCache:
         if stack.keeps_state:
             out = replace(out, head_groups=tuple(group.with_sums(stats) for group in self.head_groups))
         if budget is not None:
-            choices = out._choose(dict(enumerate(stats)), rotated=True)
+            choices = out._choose(dict(enumerate(stats)))
             check_finite(choices)
             out = out.evicted(choices)
         groups = (
-            stored(group, self.shape, stack, self.seen, out._unrotates(group.heads.layers[0]), dtype)
+            stored(group, self.shape, used, self.seen, out._unrotates(group.heads.layers[0]), dtype)
             for group in out.head_groups
+            for used in [observing(stack, self.shape, group, stats)]
         )
         return replace(out, head_groups=tuple(groups))
 
-    def _choose(self, stats: dict[int, Stats], *, rotated: bool) -> list[Choice]:
-        """The tokens that stay in every full layer; layers within their budget have no Choice."""
+    def _choose(self, stats: dict[int, Stats], turn: str | None = None) -> list[Choice]:
+        """The tokens that stay in every full layer; layers within their budget have no Choice. turn: see `head_group_view`."""
         keep, budget = self.stack.keep, self.budget
         assert keep is not None and budget is not None
         ropes = self.ropes or (None,) * len(self.shape.layers)
-        views = [
-            head_group_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], rotated=rotated) for p in self._compressed
-        ]
+        views = [head_group_view(p, stats, self.seen, self.seed, ropes[p.heads.layers[0]], turn) for p in self._compressed]
         return keep.choose([expanded(view, self.latents) for view in views], budget)
 
     def evicted(self, choices: Sequence[Choice] | None) -> SequenceCache:

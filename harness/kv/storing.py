@@ -75,6 +75,19 @@ def stored(
     return replace(group, keys=keys, values=values)
 
 
+def observing(stack: Stack, shape: ModelShape, group: HeadGroup, stats: Sequence[Stats]) -> Stack:
+    """The stack, with codecs that have seen an exact head group's keys and queries if they ask. stats: of every layer."""
+    heads, codec = group.heads, stack.keys
+    layer = shape.layers[heads.layers[0]]
+    if not codec.needs.queries or layer.window is not None:
+        return stack
+    queries = Stats.join([stats[i] for i in heads.layers]).queries_QWD
+    assert queries is not None, "a prefill records what its stacks need"
+    by_head = queries.view(len(heads.layers), layer.heads, -1, *queries.shape[1:])
+    seen = by_head[:, heads.start : heads.stop].flatten(0, 1)
+    return replace(stack, keys=codec.observing(seen, group.keys.exact()))
+
+
 def _stores(
     shape: ModelShape, stack: Stack, k: Tensor, v: Tensor, heads: Heads, view_dtype: torch.dtype
 ) -> Sequence[TokenStore]:

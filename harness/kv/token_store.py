@@ -81,7 +81,8 @@ class TokenStore:
             return replace(self, tail_HND=tail)
         whole = ready == tail.shape[1]
         old = tail if whole else tail[:, :ready].clone(memory_format=torch.contiguous_format)
-        codec, new = self._encode(old, heads or Heads((0,), 0, len(old)))
+        heads = heads or Heads((0,), 0, len(old))
+        codec, new = self._encode(old, heads)
         chunks = (*self.chunks[:1], self.chunks[1].cat(new)) if len(self.chunks) > 1 else (*self.chunks, new)
         decoded = self.decoded_HND
         if decoded is not None:
@@ -89,7 +90,7 @@ class TokenStore:
             codec.decode(new, fresh)
             decoded = torch.cat((decoded, fresh), 1)
         rest = tail.new_empty(tail.shape[0], 0, tail.shape[2]) if whole else tail[:, ready:].clone()
-        changed = self.changed or _changes(codec, new, old)
+        changed = self.changed or _changes(codec, new, old, heads)
         return TokenStore(codec, chunks, rest, decoded, self.written + old.numel(), self.first_HND, changed)
 
     def _encode(self, x_HND: Tensor, heads: Heads) -> tuple[Codec, Encoded]:
@@ -100,7 +101,7 @@ class TokenStore:
         codec, given = self.codec, x_HND if type(self.codec) is Exact else x_HND.clone()
         codec = codec if self.chunks else codec.fit(given, heads)
         new = codec.encode(given)
-        _check_encoded(new, codec, x_HND.shape[0], x_HND.shape[1])
+        _check_encoded(new, codec, heads, x_HND.shape[1])
         return codec, new
 
     def read(self, dtype: torch.dtype, heads: slice = ALL) -> Tensor:
@@ -115,9 +116,7 @@ class TokenStore:
         at = self.n_first
         if self.first_HND is not None:
             out_HND[:, :at] = self.first_HND[heads]
-        if (
-            self.decoded_HND is not None and self.decoded_HND.dtype == out_HND.dtype
-        ):  # in another dtype it would be rounded twice
+        if self.decoded_HND is not None and self.decoded_HND.dtype == out_HND.dtype:  # else it would be rounded twice
             out_HND[:, at : at + self.decoded_HND.shape[1]] = self.decoded_HND[heads]
             at += self.decoded_HND.shape[1]
         else:
@@ -221,30 +220,31 @@ def _one_copy(chunk: Encoded, codec: Codec) -> Encoded:
     return replace(chunk, shared={**chunk.shared, **same})
 
 
-def _changes(codec: Codec, new: Encoded, exact_HND: Tensor) -> bool:
-    """Whether any number decodes to another one; checked head by head, to bound memory, until one does."""
+def _changes(codec: Codec, new: Encoded, exact_HND: Tensor, heads: Heads) -> bool:
+    """Whether any number decodes to another one; checked head by head (or layer), to bound memory, until one does."""
     if type(codec) is Exact:
         return False
-    for h in range(len(exact_HND)):
-        exact = exact_HND[h : h + 1].float()
+    step = heads.each if getattr(codec, "joint", False) else 1
+    for h in range(0, len(exact_HND), step):
+        exact = exact_HND[h : h + step].float()
         out = torch.empty_like(exact)
-        codec.decode(new.heads(h, h + 1), out)
+        codec.decode(new.heads(h, h + step), out)
         if not torch.equal(out, exact):
             return True
     return False
 
 
-def _check_encoded(new: Encoded, codec: Codec, heads: int, n: int) -> None:
+def _check_encoded(new: Encoded, codec: Codec, heads: Heads, n: int) -> None:
     """ValueError if a codec's tensors lack axes of heads and tokens: they would be indexed wrongly later."""
     lengths = sorted({n, n // codec.block})
+    firsts = {heads.n, len(heads.layers)} if getattr(codec, "joint", False) else {heads.n}
     for name, tensor in {**new.payload, **new.metadata}.items():
-        if tensor.shape[0] != heads or tensor.shape[1] not in lengths or new.n != n:
+        if tensor.shape[0] not in firsts or tensor.shape[1] not in lengths or new.n != n:
             raise ValueError(
-                f"codec {codec.name} encoded {n} tokens of {heads} heads (Encoded.n={new.n}) with {name!r} of shape "
-                f"{tuple(tensor.shape)}: its first two axes must be heads ({heads}) and tokens or blocks ({lengths})"
+                f"codec {codec.name} encoded {n} tokens of {heads.n} heads (Encoded.n={new.n}) with {name!r} of shape "
+                f"{tuple(tensor.shape)}: its first two axes must be heads ({heads.n}) and tokens or blocks ({lengths})"
             )
     for name, tensor in new.shared.items():
-        if tensor.shape[0] != heads:
-            raise ValueError(
-                f"codec {codec.name} shares {name!r} of shape {tuple(tensor.shape)}: its first axis must be heads ({heads})"
-            )
+        if tensor.shape[0] not in firsts:
+            shape = tuple(tensor.shape)
+            raise ValueError(f"codec {codec.name} shares {name!r} of shape {shape}: its first axis must be heads ({heads.n})")

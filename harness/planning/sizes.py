@@ -77,7 +77,8 @@ def _of_layer(stack: Stack, layer: LayerShape, heads: tuple[int, ...], itemsize:
     if len(set(heads)) == 1:
         return layer_bytes(stack, layer, heads[0], itemsize, seen)
     kinds: Counter[str] = Counter()
-    for n, times in Counter(heads).items():
+    alone = stack.keys.joint or stack.values.joint  # heads that part are vectors of their own
+    for n, times in [(n, 1) for n in heads] if alone else Counter(heads).items():
         kinds.update(layer_bytes(stack, replace(layer, heads=times), n, itemsize, seen))
     return dict(kinds) | {"positions": 4 * sum(heads)}
 

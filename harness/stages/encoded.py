@@ -82,6 +82,7 @@ class Encoded:
 
     payload, metadata: tensors [H, n or n / block, ...] by name: codes, and scales or minima.
     shared: constants of a head, [H, ...] without a token axis; counted once, as metadata.
+    Of a joint codec a tensor's first axis may be that of layers; such tensors are cut between layers only.
     clipped: number of elements outside the code range, an int or a 0-d tensor.
     """
 
@@ -103,8 +104,14 @@ class Encoded:
 
     def heads(self, start: int, stop: int) -> Encoded:
         """Views of the heads [start, stop)."""
+        every = max(len(t) for t in self.payload.values())
+
+        def cut(t: Tensor) -> Tensor:
+            each = every // len(t)  # heads of a layer, where the first axis is that of layers
+            return t[start // each : -(-stop // each)]
+
         payload, metadata, shared = (
-            {k: t[start:stop] for k, t in group.items()} for group in (self.payload, self.metadata, self.shared)
+            {k: cut(t) for k, t in group.items()} for group in (self.payload, self.metadata, self.shared)
         )
         return Encoded(payload, metadata, self.n, shared, self.clipped)
 

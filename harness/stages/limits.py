@@ -1,12 +1,13 @@
-"""Calibration of codecs with constant scales: on which text |x| is measured, and the limits found.
+"""Calibration of codecs with constant scales or codebooks: on which text, and what was found.
 
-`harness.calibrate.codec_limits` does the measuring.
+`harness.calibrate.codec_limits` measures limits, `harness.calibrate.codebooks` fits codebooks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -56,3 +57,46 @@ class Limits:
         if tuple(found.shape) != (heads.n, d):
             raise UserError(f"the calibration table holds {tuple(found.shape)} limits for {heads.n} heads of {d} channels")
         return found
+
+
+@dataclass(frozen=True)
+class Codebooks(Limits):
+    """A range for every channel, and a codebook for every layer: by_layer is then the upper end of the range.
+
+    low: the lower end, fp32 [h, D]. points: fp32 [P], ascending, of numbers brought to -1 .. 1.
+    """
+
+    low: Mapping[int, Tensor] = field(default_factory=dict)
+    points: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def range(self, heads: Heads, d: int) -> tuple[Tensor, Tensor]:
+        """(lower, upper) ends [H, D] of these heads."""
+        return Limits(self.low).of(heads, d), self.of(heads, d)
+
+    def points_of(self, heads: Heads) -> Tensor:
+        """Codebooks [layers, P]."""
+        return torch.stack([self.points[layer] for layer in heads.layers])
+
+
+class Fitting(Protocol):
+    """How a codec fits a codebook: `size` points to a histogram of its numbers brought to -1 .. 1.
+
+    share: of the numbers of a channel that its range leaves out; None if channels have no ranges. skip: first tokens of a
+    window that are not measured. settings: all else that `units` depends on, for the address of what was measured.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def share(self) -> float | None: ...
+
+    @property
+    def skip(self) -> int: ...
+
+    @property
+    def settings(self) -> Mapping[str, object]: ...
+
+    def units(self, x_HND: Tensor, low_HD: Tensor | None = None, high_HD: Tensor | None = None) -> Tensor:
+        """The numbers of one layer that a codebook is for, brought to -1 .. 1 and flat; what is stored exactly is left out."""
+        ...

@@ -14,6 +14,7 @@ from harness.errors import UserError, require
 from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
+from harness.stages.codec_rules import check_evicted, check_queries
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
@@ -21,6 +22,7 @@ from harness.stages.protocols import Needs
 
 PHASES = ("prefill", "chunked", "always", "every_n")
 POSITIONS = ("original", "cache")
+ROPES = ("post", "pre")
 READS = ("every_step", "cached")
 EXACT: Codec = Exact()  # type: ignore[abstract]  # `check` has a body: nothing to refuse
 
@@ -37,6 +39,8 @@ class Stack:
     positions: "original": a key keeps the RoPE rotation of its own position. "cache": keys are stored without rotation and
         rotated by their index in the cache when they are read, as in StreamingLLM; the next query's position is the number
         of tokens held.
+    rope: "post": keys are stored after RoPE. "pre": before it, and rotated by their original position when they are read, so
+        that codecs meet channels that no rotation has mixed (KVQuant). Positions "cache" store them so anyway.
     """
 
     keep: Keep | None = None
@@ -44,6 +48,7 @@ class Stack:
     values: Codec = read_as(lambda stack, codec: _for_role(codec, "values"), EXACT)
     phase: str = "prefill"
     positions: str = "original"
+    rope: str = "post"
     read: str = "every_step"
     chunk: int = 256
     every: int = 1
@@ -51,12 +56,16 @@ class Stack:
     def __post_init__(self) -> None:
         require(self.phase in PHASES, "compress.phase", self.phase, f"allowed are {', '.join(PHASES)}")
         require(self.positions in POSITIONS, "compress.positions", self.positions, f"allowed are {', '.join(POSITIONS)}")
+        require(self.rope in ROPES, "compress.rope", self.rope, f"allowed are {', '.join(ROPES)}")
+        plain = self.rope == "post" or self.positions == "original"
+        require(plain, "compress.rope", self.rope, "positions=cache stores keys before RoPE anyway; leave it at post")
         for name in ("chunk", "every"):
             number = getattr(self, name)
             ok = isinstance(number, int) and number > 0
             require(ok, f"compress.{name}", number, "a positive number of tokens")
         require(self.every == 1 or self.phase == "every_n", "compress.every", self.every, "it needs compress.phase=every_n")
         require(self.read in READS, "compress.read", self.read, f"allowed are {', '.join(READS)}")
+        check_queries(self.keys, self.values, unrotated=self.unrotated, chunked=self.chunked)
         if self.keep is not None:
             self._check_pair(self.keep)
 
@@ -70,7 +79,7 @@ class Stack:
                 "compress.positions='cache' needs heads and layers that hold equally many tokens: a query has one position; "
                 "legal are uniform keep.layers and keep.heads, or positions=original"
             )
-        if self.positions == "cache" and self.needs.query_moments:
+        if self.positions == "cache" and keep.needs.query_moments:
             raise UserError(
                 f"compress.positions='cache' with {scorer} is not possible: it predicts queries at original positions"
             )
@@ -85,23 +94,17 @@ class Stack:
                 "differ by head are set only once; legal are phase=prefill or uniform heads"
             )
         for role, codec in (("keys", self.keys), ("values", self.values)):
-            if codec.sinks > keep.sinks:
-                raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}.sinks={codec.sinks} is not possible: keep.sinks="
-                    f"{keep.sinks} would evict exact first tokens; legal are keep.sinks >= {codec.sinks} or phase=prefill"
-                )
-            if codec.block > 1:
-                raise UserError(
-                    f"compress.phase={self.phase!r} with compress.{role}={codec.name} is not possible: it would evict "
-                    f"single tokens of blocks of {codec.block} tokens that share a scale; legal are phase=prefill (evict, then "
-                    f"encode), a scale per token ({role}.axis=token where the codec has it, int8, hadamard_int4), or one "
-                    "that never changes (int8_static, fp8_e4m3)"
-                )
+            check_evicted(role, codec, self.phase, keep.sinks)
 
     @property
     def needs(self) -> Needs:
         """Statistics to record while the context is read."""
-        return self.keep.needs if self.keep else Needs()
+        return (self.keep.needs if self.keep else Needs()) | self.keys.needs
+
+    @property
+    def unrotated(self) -> bool:
+        """Whether keys are stored without rotation, and rotated when they are read."""
+        return self.positions == "cache" or self.rope == "pre"
 
     @property
     def evicts_steps(self) -> bool:
@@ -129,7 +132,7 @@ class Stack:
 
         Only such a stack can use the exact prefill as it is.
         """
-        return self.keep is not None or self.encodes or self.positions != "original" or self.read != "every_step"
+        return self.keep is not None or self.encodes or self.unrotated or self.read != "every_step"
 
     def budget(self, context: int, nbytes: Callable[[int], int]) -> int | None:
         """Budget in tokens per layer and head for a context of `context` tokens; None without a keep.
@@ -168,6 +171,7 @@ class Stack:
                 {"every_n": f"every {self.every} tokens", "chunked": f"chunks of {self.chunk}"}.get(self.phase, self.phase)
             )
         words += ["cache positions"] if self.positions == "cache" else []
+        words += ["keys before RoPE"] if self.rope == "pre" else []
         words += ["decoded copy"] if self.read == "cached" else []
         return ", ".join(words) or "full"
 
@@ -210,7 +214,9 @@ def _codec(codec: Codec) -> str:
     """Name of a codec, with settings that the name does not contain and that are not the default."""
     info = codec.info()
     shown = {
-        key: info[key] for key in ("bits", "axis", "group", "residual", "sinks", "first", "scale") if info.get(key) is not None
+        key: info[key]
+        for key in ("bits", "axis", "group", "residual", "sinks", "first", "seed", "outliers", "pruned", "scale")
+        if info.get(key) is not None
     }
     if str(shown.get("bits", "")) in codec.name:
         shown.pop("bits", None)

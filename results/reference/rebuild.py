@@ -48,6 +48,11 @@ CHUNKED = (
 )
 BUDGETS = ("streaming 0.1", "streaming 0.2", "streaming 0.5")
 PAIRS = ("k2v4", "k2token")
+CODEBOOKS = (
+    *(f"hadamard_int4 bits={bits} bits={bits} residual=0 residual=0" for bits in (2, 3, 4)),
+    *(f"kvquant, exact values, keys calibration tokens 2048, keys after RoPE at bits={bits}" for bits in (2, 3)),
+    *(f"kvquant, exact keys, values calibration tokens 2048, keys after RoPE at bits={bits}" for bits in (2, 3)),
+)
 LONG = ("window 256 tokens", "streaming 256 tokens")
 REFERENCES: dict[str, tuple[Run, ...]] = {
     "needle-smollm2": (Run("harness task.per_cell=8 'stacks=[int8,int4,streaming,sink_h2o_int8,snapkv,tova,knorm]'", POINTS),),
@@ -60,6 +65,7 @@ REFERENCES: dict[str, tuple[Run, ...]] = {
         Run("harness experiment=quantizers task=stream task.tokens=512", STREAM, "stream_", PAIRS),
         Run(f"harness experiment=quantizers {NEEDLE}", POINTS, "needle_", PAIRS),
     ),
+    "codebooks-smollm2": (Run("harness experiment=codebooks task=stream task.tokens=256", STREAM, "", CODEBOOKS),),
     "policies-smollm2": (
         Run("harness experiment=policies task=stream task.context=512", STREAM, "stream_", BUDGETS),
         Run(f"harness experiment=policies {NEEDLE}", POINTS, "needle_", BUDGETS),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.stages.codec.base import Codec
+from harness.stages.codec.fixed_scale import FixedScale
 from harness.stages.codec.fp8 import Float8
 from harness.stages.codec.hadamard import Hadamard
 from harness.stages.codec.int8_static import Int8Static
@@ -54,6 +55,11 @@ CODECS = variants()
 LOSSY = [name for name, codec in CODECS.items() if codec.lossy]
 
 
+def joins_heads(codec: Codec) -> bool:
+    """Whether the heads of a layer share numbers."""
+    return codec.joint or (isinstance(codec, IntGroups | FixedScale) and codec.axis == "tensor")
+
+
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -65,7 +71,7 @@ def heads_of(h: int, layers: int = 1) -> Heads:
 def fitted(codec: Codec, x_HND: Tensor, layers: int = 1) -> Codec:
     """The codec as a store would use it for these tokens; a calibrated one gets limits that hold them."""
     heads = heads_of(x_HND.shape[0], layers)
-    if codec.calibration is not None:
+    if codec.calibration is not None and codec.fitting is None:
         limit = x_HND.float().abs().amax(1).view(layers, heads.each, -1)
         codec = codec.calibrated(Limits(dict(enumerate(limit))))
     return codec.fit(x_HND, heads)
@@ -118,6 +124,8 @@ class Stored:
 
 def stored(codec: Codec, x_HND: Tensor, calls: list[int]) -> Stored:
     """Tokens brought in calls of these sizes."""
+    if codec.needs:
+        codec = codec.observing(normal(x_HND.shape[0], 2, 40, x_HND.shape[2], seed=9), x_HND)
     rows, at = Stored(codec), 0
     for n in calls:
         rows.append(x_HND[:, at : at + n].clone())

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.stages.codec.base import Codec
 from harness.stages.encoded import Heads
 from harness.stages.keep import Keep
-from harness.stages.limits import Limits
+from harness.stages.limits import Codebooks
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 
@@ -24,14 +24,24 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 @dataclass(frozen=True)
-class Flat(Limits):
-    """One limit for every channel of any model: a calibration table for models that were never calibrated."""
+class Flat(Codebooks):
+    """One limit for every channel of any model: a calibration table for models that were never calibrated.
+
+    Its codebooks of `size` points are even, and have a zero.
+    """
 
     by_layer: dict[int, torch.Tensor] = field(default_factory=dict)
     limit: float = 8.0
+    size: int = 0
 
     def of(self, heads: Heads, d: int) -> torch.Tensor:
         return torch.full((heads.n, d), self.limit)
+
+    def range(self, heads: Heads, d: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return -self.of(heads, d), self.of(heads, d)
+
+    def points_of(self, heads: Heads) -> torch.Tensor:
+        return (torch.arange(self.size) / (self.size // 2) - 1).expand(len(heads.layers), -1).clone()
 
 
 def members(group: str) -> list[str]:
@@ -40,10 +50,12 @@ def members(group: str) -> list[str]:
 
 
 def everything() -> Needs:
-    """What all members of conf/keep together ask to be recorded."""
+    """What all members of conf/keep and conf/codec together ask to be recorded."""
     needs = Needs()
     for name in members("keep"):
         needs |= keep(name, 100).needs
+    for name in members("codec"):
+        needs |= member("codec", name).needs
     return needs
 
 
@@ -70,7 +82,7 @@ def member(group: str, name: str, *changes: str) -> Any:
 
 
 def _calibrated(codec: Codec) -> Codec:
-    return codec if codec.calibration is None else codec.calibrated(Flat())
+    return codec if codec.calibration is None else codec.calibrated(Flat(size=codec.fitting.size if codec.fitting else 0))
 
 
 def split(group: str, name: str) -> Any:

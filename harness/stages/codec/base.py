@@ -10,14 +10,15 @@ from typing import Protocol
 from torch import Tensor
 
 from harness.stages.encoded import Encoded, Heads
-from harness.stages.limits import Calibration, Limits
+from harness.stages.limits import Calibration, Fitting, Limits
+from harness.stages.protocols import Needs
 
 
 class Codec(Protocol):
     """Encodes keys or values x [H, N, D] of H KV heads, N tokens and head dim D.
 
     Tokens are encoded once, oldest first, and never again. Inherit, set a `name`, and write `encode`, `decode` and `nbytes`;
-    the other members have defaults. The H heads may belong to several layers: treat each head by itself.
+    the other members have defaults. The H heads may belong to several layers: treat each head by itself (or layer: `joint`).
     """
 
     @property
@@ -60,6 +61,14 @@ class Codec(Protocol):
         """True if some of the tokens (whole blocks) or heads can be decoded alone, with the same bits as all together."""
         return False
 
+    @property
+    def joint(self) -> bool:
+        """True if the KV heads of a layer are encoded together, so that they stay, and are decoded, together.
+
+        Tensors of an `Encoded` may then have layers on their first axis instead of heads.
+        """
+        return False
+
     def info(self) -> dict[str, object]:
         """For the record: bits, axis, group, and where scales come from (unit, dynamic, frozen, calibrated)."""
         return {"codec": self.name}
@@ -76,8 +85,22 @@ class Codec(Protocol):
         """The text to measure its constants on before anything is encoded; None if it has none."""
         return None
 
+    @property
+    def fitting(self) -> Fitting | None:
+        """The codebook to fit on the text of its `calibration`; None if it needs limits only."""
+        return None
+
     def calibrated(self, limits: Limits) -> Codec:
-        """The codec with the measured limits of its `calibration`."""
+        """The codec with what was measured for its `calibration`."""
+        return self
+
+    @property
+    def needs(self) -> Needs:
+        """Statistics of the context's attention that its constants depend on; `observing` gets them."""
+        return Needs()
+
+    def observing(self, queries_HGWD: Tensor, keys_HND: Tensor) -> Codec:
+        """The codec that has seen the last W queries of the context, those of each head's group, and the keys that stay."""
         return self
 
     def fit(self, x_HND: Tensor, heads: Heads) -> Codec:

@@ -51,7 +51,7 @@ def rows(family: str = "llama") -> list[tuple[SequenceCache, list[int]]]:
         (engine(family).compress(prefix(e, family), stack, seed=e), ids(QUESTIONS[e], seed=10 + e))
         for e in range(len(CONTEXTS))
         for stack in stacks()
-        if stack.positions == "original" or None not in engine(family).ropes
+        if not stack.unrotated or None not in engine(family).ropes
     ]
 
 

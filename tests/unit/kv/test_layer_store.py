@@ -100,7 +100,7 @@ def test_stores_are_never_changed_in_place(name: str) -> None:
     for start in (70, 75, 110):
         grown = grown.append(new(5 if start == 70 else 35, start), None)
     grown.keys.read(torch.float32)
-    if codec.flush == 1 and not codec.residual:
+    if codec.flush == 1 and not codec.residual and not codec.joint:
         store.take(torch.arange(0, 70, 2).expand(2, -1), 70)
     assert all(torch.equal(a, b) for a, b in zip(content(store), before, strict=True))
     assert grown.n == 70 + 5 + 35 + 35

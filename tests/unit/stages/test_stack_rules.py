@@ -105,7 +105,8 @@ def test_every_codec_with_every_keep_runs_or_says_what_does(name: str, phase: st
         even = type(chosen.heads).__name__ == "Uniform" and phase in getattr(chosen.layers, "phases", [phase])
         if phase not in chosen.scorer.phases or not even:
             continue
-        shared = phase == "always" and max(codec.for_role(role).block for role in ("keys", "values")) > 1
+        sides = [codec.for_role(role) for role in ("keys", "values")]
+        shared = phase == "always" and (max(one.block for one in sides) > 1 or any(one.joint for one in sides))
         with pytest.raises(UserError, match="legal are phase=prefill") if shared else nullcontext():
             Stack(keep=chosen, phase=phase, keys=codec, values=codec)
 
