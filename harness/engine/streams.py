@@ -151,7 +151,7 @@ def _leaders(readings: Sequence[Reading], rows: Sequence[SequenceCache], going: 
     Rows of a hybrid may be fed in several forwards, each by itself: they share none.
     """
     first: dict[object, int] = {}
-    shares = {i: rows[i].exact and not rows[i].shape.hybrid for i in going}
+    shares = {i: not (rows[i].unrotated or rows[i].touched() or rows[i].shape.hybrid) for i in going}
     return {i: first.setdefault((readings[i].reference, rows[i].seen) if shares[i] else i, i) for i in going}
 
 

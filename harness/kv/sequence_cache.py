@@ -232,11 +232,6 @@ class SequenceCache:
         return touched(self._compressed, self.seen)
 
     @property
-    def exact(self) -> bool:
-        """Whether a forward reads from it, bit for bit, what it would read from the full cache of the same tokens."""
-        return not self.unrotated and not self.touched()
-
-    @property
     def storage(self) -> str:
         """The record's `storage`: "simulated" if a codec changed numbers and saved no bytes, else "packed"."""
         return storage(self._compressed)
