@@ -33,6 +33,12 @@ class Ask:
     max_new: int
     stop: Callable[[Sequence[int]], bool] = lambda ids: False
 
+    def ended(self, ids: Sequence[int]) -> str:
+        """Why it stops after these generated ids; empty if it goes on."""
+        if self.stop(ids):
+            return "stop"
+        return "length" if len(ids) >= self.max_new else ""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -107,9 +113,11 @@ class Step:
     """Sequence caches after a chunk, its logits [B, L, V], bytes before eviction, and attention-output errors.
 
     errors: fp64 [layers, B, 2], for each cache |out - reference|^2 and |reference|^2 summed over the chunk.
+    members: for each cache, its row of the logits: caches that read the same share one.
     """
 
     rows: list[SequenceCache]
     logits_BLV: Tensor
     grown_bytes: list[int]
     errors: Tensor
+    members: Sequence[int] = ()
