@@ -165,22 +165,37 @@ class Keep:
         layers, ends = tuple(numbers), (sinks, recent)
         fine_L = (scores_LHM - scores_LHM == 0).flatten(1).all(1)  # neither infinite nor not a number
         finite = Finite(type(self.scorer).__name__, layers, fine_L)
-        order_LHM = scores_LHM.argsort(dim=-1, descending=True, stable=True)
-        first, last = _places(0, sinks, order_LHM.device), _places(stop, n, order_LHM.device)
-
-        def kept(order: Tensor, count: int) -> Tensor:
-            middle = order[..., :count].sort(-1).values + sinks
-            return torch.cat((first.expand(*middle.shape[:-1], -1), middle, last.expand(*middle.shape[:-1], -1)), -1)
-
         free = tokens - sinks - recent
         counts = [self.heads.split(free, scores_HM, layer) for layer, scores_HM in zip(layers, scores_LHM, strict=True)]
+        first, last = _places(0, sinks, scores_LHM.device), _places(stop, n, scores_LHM.device)
+
+        def kept(middle: Tensor) -> Tensor:
+            return torch.cat((first.expand(*middle.shape[:-1], -1), middle, last.expand(*middle.shape[:-1], -1)), -1)
+
         if len({count for layer in counts for count in layer}) == 1:
-            return [Choice(layers, None, kept(order_LHM, counts[0][0]).flatten(0, 1), tokens, ends, finite)]
+            middle_LHM = highest(scores_LHM, counts[0][0]) + sinks
+            return [Choice(layers, None, kept(middle_LHM).flatten(0, 1), tokens, ends, finite)]
+        order_LHM = _order(scores_LHM)
         return [
-            Choice((layer,), h, kept(order_HM[h : h + 1], count), tokens, ends, finite)
+            Choice((layer,), h, kept(order_HM[h : h + 1, :count].sort(-1).values + sinks), tokens, ends, finite)
             for layer, order_HM, shares in zip(layers, order_LHM, counts, strict=True)
             for h, count in enumerate(shares)
         ]
+
+
+def highest(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` highest of scores [..., M], int64 in rising order; of equal ones the earlier."""
+    m = scores.shape[-1]
+    if count != m - 1:
+        return _order(scores)[..., :count].sort(-1).values
+    # One goes, as in every step of a cache at its budget: the last of the lowest. Sorting would cost more than attention does.
+    goes = count - scores.flip(-1).argmin(-1, keepdim=True)
+    stay = _places(0, count, scores.device)
+    return stay + (stay >= goes)
+
+
+def _order(scores: Tensor) -> Tensor:
+    return scores.argsort(dim=-1, descending=True, stable=True)
 
 
 @lru_cache(maxsize=32)
