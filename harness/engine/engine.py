@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
-from harness.engine.inputs import inputs
+from harness.engine.answers import Answer, Ask, Prefix, Scored, Step, inputs
 from harness.engine.logits import padded, scored, sound
 from harness.engine.prepared_model import PreparedModel
 from harness.engine.tiles import tiles
