@@ -96,7 +96,7 @@ class Batch:
         device = rows[0].slots[group[0]][0].head_group.keys.tail_HND.device
         size, dims = (len(group), *self._size(group, rows, length)), self._dims(group)
         shapes = [(2, *size, dims[0])] if dims[0] == dims[1] else [(1, *size, d) for d in dims]
-        stored = [torch.zeros(shape, dtype=self.dtype, device=device) for shape in shapes]
+        stored = [torch.empty(shape, dtype=self.dtype, device=device) for shape in shapes]
         most = max(x.numel() for x in stored)
         return Views(group, stored, stored[0].new_empty(most) if self._copies(group, rows) else None)
 

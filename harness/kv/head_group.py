@@ -202,17 +202,6 @@ def with_new(stored: list[tuple[Spread, slice]], new_RHLD: Tensor) -> Tensor:
     return out
 
 
-def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
-    """K, V and positions of `heads`, out of those of all heads of a group of layers."""
-    each = len(new.k_HND) // len(group)
-    if heads.layers == group and heads.each == each:
-        return new
-    index = (group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop))
-    chosen = numbers(tuple(index), new.k_HND.device)
-    k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
-    return KV(k, v, pos)
-
-
 def head_group_view(
     group: HeadGroup, stats: Mapping[int, Stats], seen: int, seed: int, rope: LayerRope | None, turn: str | None = None
 ) -> LayerView:
