@@ -49,7 +49,7 @@ def answer(ids: list[int], chosen: list, spent: dict[int, float]) -> list[tuple[
 
 total = {"alone": dict.fromkeys(NEW, 0.0), "fused": dict.fromkeys(NEW, 0.0)}
 same_kept = same_answers = pairs = 0
-answer(prose(lm, 256), cells, dict.fromkeys(NEW, 0.0))  # what is done once: products of every number of rows are tried
+answer(prose(lm, 512), cells, dict.fromkeys(NEW, 0.0))  # what is done once: products of every number of rows are tried
 for example in range(EXAMPLES):
     ids = prose(lm, TOKENS, skip=example * TOKENS)
     fused = answer(ids, cells, total["fused"])
