@@ -5,6 +5,7 @@ But for what the oldest supported transformers has not: families and kinds of ca
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 from importlib.metadata import version
@@ -13,6 +14,12 @@ import pytest
 
 OLDEST = version("transformers").startswith("5.2.")
 LACKS = ("transformers ", "this version of transformers ")  # how the reasons of such skips begin
+
+
+def pytest_collection_finish() -> None:
+    """What importing has made stays: the collector need not walk through its half a million objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
