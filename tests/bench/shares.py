@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,18 @@ from tests.support import conf_tree
 from tests.support.tiny_models import build, tiny_a
 
 TOKENS, LAYERS, HEADS, D = int([*sys.argv[1:], "2048"][0]), 30, 3, 64
-NAMES = ("int8", "mqa_pool", "gqa_aligned", "cla2", "yoco", "similar_layers", "minicache", "minicache_int8", "transmla")
+NAMES = (
+    "int8",
+    "gqa_pool",
+    "mqa_pool",
+    "gqa_aligned",
+    "cla2",
+    "yoco",
+    "similar_layers",
+    "minicache",
+    "minicache_int8",
+    "transmla",
+)
 BAR = 5.0
 
 
@@ -45,15 +57,13 @@ def exact() -> SequenceCache:
     return replace(whole, ropes=(rope,) * LAYERS)
 
 
-def seconds(whole: SequenceCache, stack: Stack) -> tuple[float, float]:
+def seconds(whole: SequenceCache, stack: Stack, stats: Sequence[Stats] = (Stats(),) * LAYERS) -> tuple[float, float]:
     """CPU time to store the context under a stack, and to read all layers."""
     start = time.thread_time()
-    row = whole.compress(stack, [Stats()] * LAYERS, 0, torch.float32)
+    row = whole.compress(stack, stats, 0, torch.float32)
     middle = time.thread_time()
-    out, twice = (
-        torch.empty(HEADS, TOKENS, D),
-        torch.empty(HEADS, TOKENS, 2 * D),
-    )  # keys of `transmla` are read beside their rest
+    most = max(group.n for group in row.head_groups)
+    out, twice = torch.empty(HEADS, most, D), torch.empty(HEADS, most, 2 * D)  # keys of `transmla` are read beside their rest
     for layer in range(LAYERS):
         for slot in row.slots[layer]:
             slot.keys.write_to((twice if slot.head_group.folded else out)[slot.heads], slot.at)
