@@ -17,7 +17,7 @@ import torch
 
 from harness.configure.arms import Arm, check_label
 from harness.configure.object_source import in_a_file, source_digest
-from harness.configure.typed import TARGET
+from harness.configure.typed import TARGET, check_fields
 from harness.errors import require
 from harness.files.digests import digest
 from harness.stages.stack import Stack, unused
@@ -116,6 +116,7 @@ def with_values(found: Sequence[Arm], values: Sequence[tuple[str | None, Stack]]
 def arm_of(stack: Stack, label: str | None = None) -> Arm:
     """A stack that exists as a value, its budget as its point."""
     stack = replace(stack, **unused(stack.keep, stack.phase))
+    check_fields(stack, "compress")
     label = label or stack.describe()
     check_label(label, stack)
     point = {} if stack.keep is None else {"keep.budget.value": stack.keep.budget.value}

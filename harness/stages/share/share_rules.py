@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def check(stack: Stack, share: Share) -> None:
     """Refuse (UserError) what cannot be stored or read right."""
-    for rule in (_by_layer, _bases, _codecs, _merged, _aligned, _lists):
+    for rule in (_by_layer, _bases, _codecs, _merged, _aligned, _folded, _lists):
         for reason in rule(stack, share):
             raise UserError(f"compress.share={type(share).__name__} {reason}")
 
@@ -27,7 +27,7 @@ def _by_layer(stack: Stack, share: Share) -> Sequence[str]:
     if not share.pools:
         return [
             f"with compress.{role}={codec.name} is not possible: layers that share a store cannot have codecs of their own; "
-            "legal are one codec for all layers, or heads that share (pooled_heads, aligned_heads)"
+            "legal are one codec for all layers, or heads that share (pooled_heads, aligned_heads, one_latent)"
             for role, codec in mixed
         ]
     return [
@@ -39,12 +39,13 @@ def _by_layer(stack: Stack, share: Share) -> Sequence[str]:
 
 
 def _bases(stack: Stack, share: Share) -> Sequence[str]:
+    xkv = share.pools and not share.folds
     return [
         f"with compress.{role}={codec.name} is not possible: its basis is of the model's own layers and heads, and others are "
-        f"stored; legal are {'xkv, whose basis is of what is stored, and ' * share.pools}codecs that encode each head by itself"
+        f"stored; legal are {'xkv, whose basis is of what is stored, and ' * xkv}codecs that encode each head by itself"
         for role, codec in _both(stack)
-        if (codec.span is not None and (share.pools or share.merges))
-        or (share.merges and getattr(codec, "layers_together", 1) > 1)
+        if (codec.span is not None and (share.pools or share.merges or share.folds))
+        or ((share.merges or share.folds) and getattr(codec, "layers_together", 1) > 1)
     ]
 
 
@@ -99,6 +100,28 @@ def _aligned(stack: Stack, share: Share) -> Sequence[str]:
     if stack.keep is not None and not isinstance(stack.keep.heads, UniformHeads):
         found.append(
             "with budgets that differ by head is not possible: its matrices are a layer's; legal is keep.heads=uniform"
+        )
+    return found
+
+
+def _folded(stack: Stack, share: Share) -> Sequence[str]:
+    if not share.folds:
+        return []
+    found = []
+    if stack.keep is not None:
+        found.append(
+            "with a keep is not possible: scorers look at keys with all of their rotation, and part of these has none; legal "
+            "is keep=null"
+        )
+    if stack.unrotated:
+        found.append(
+            f"with compress.positions={stack.positions!r} and rope={stack.rope!r} is not possible: it says itself which part "
+            "of the keys is stored rotated; legal are original and post"
+        )
+    if stack.keys.needs:
+        found.append(
+            f"with compress.keys={stack.keys.name} is not possible: it compares queries with keys, and part of these is in the "
+            "latent; legal are codecs that look at what is stored alone"
         )
     return found
 

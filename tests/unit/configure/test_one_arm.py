@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from harness.command import execute
 from harness.configure.arms import Arm, arms_of
 from harness.records.shards import load_records
 from harness.stages.stack import Stack, unused
 
-CONF = Path(__file__).parents[3] / "conf"
+pytestmark = pytest.mark.usefixtures("composing")
 HALF = "'compress.points=[{keep.budget.value: 0.5}]'"
-
-
-@pytest.fixture(autouse=True)
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
 
 
 def of(*overrides: str) -> list[Arm]:

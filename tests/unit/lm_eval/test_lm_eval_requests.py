@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from harness.errors import UserError
 from harness.lm_eval.encoding import Encoder, answer_text, generation_limits, stopper
 from harness.models.random_model import byte_tokenizer
 from harness.models.tokenizer import Tokenizer
-from tasks.lm_eval_task import LmEval
+from tasks.lm_eval_task import Document, LmEval, _example
 
 BOS, EOS = 256, 257
 
@@ -172,3 +173,20 @@ def test_prompts_depend_on_the_seed_alone(tmp_path: Path) -> None:
     assert prompts(["draws_b"], 0) == {key: text for key, text in together.items() if key.startswith("draws_b")}
     assert not set(prompts(["draws_b"], 1).values()) & set(together.values())
     assert list(together)[:2] == ["draws_a-0", "draws_b-0"]  # a limit covers every task
+
+
+def test_documents_about_one_passage_are_one_group() -> None:
+    """Found by: six questions on each of ten passages were sixty independent documents to every interval.
+
+    The kind: what shares a text is not independent, whoever made the task. The stand-in is what is read of lm-eval's task.
+    """
+    task = SimpleNamespace(OUTPUT_TYPE="generate_until", doc_to_target=lambda doc: doc["word"])
+    asked = SimpleNamespace(args=("a prompt", {}), request_type="generate_until")
+
+    def group(name: str = "t", **doc: Any) -> str:
+        return _example(task, Document(name, 0, {"word": "x"} | doc, (asked,))).group_id
+
+    assert group(passage="One text.", question="a") == group(passage="One text.", question="b") != group(passage="Another.")
+    assert group("t", article=["One", "text"]) != group("u", article=["One", "text"])
+    assert group(group_id="genesis", context="One text.") == group(group_id="genesis", context="Another.")
+    assert group(question="alone") == group(context="") == ""
