@@ -102,14 +102,16 @@ def divided(stacks: Any) -> tuple[list[Any], list[tuple[str | None, Stack]]]:
 
 
 def with_values(found: Sequence[Arm], values: Sequence[tuple[str | None, Stack]]) -> list[Arm]:
-    """The arms of a configuration, and those that exist as values alone; what is there already is not added twice."""
+    """The arms of a configuration, and those that exist as values alone; what comes to the same is one, with all its names."""
     arms = {digest(arm.config): arm for arm in found}
     named = {arm.label for arm in found}
     for label, stack in values:
         require(label not in named, "stacks", label, "a label of your own, which no stack asked for by name has")
         if stack.compresses:  # the full cache is there in every run
             arm = arm_of(stack, label)
-            arms.setdefault(digest(arm.config), arm)
+            first = arms.setdefault(digest(arm.config), arm)
+            names = tuple(dict.fromkeys((*first.spellings, *arm.spellings)))
+            arms[digest(arm.config)] = replace(first, spellings=names)
     return list(arms.values())
 
 

@@ -19,6 +19,7 @@ from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads, TokenIndex
 from harness.stages.protocols import LayerView, Stats
 from harness.stages.share.sharing import Bases
+from harness.stages.single_views import SingleViews
 from harness.stages.transfers import numbers
 from harness.types import KV
 
@@ -201,17 +202,6 @@ def with_new(stored: list[tuple[Spread, slice]], new_RHLD: Tensor) -> Tensor:
     return out
 
 
-def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
-    """K, V and positions of `heads`, out of those of all heads of a group of layers."""
-    each = len(new.k_HND) // len(group)
-    if heads.layers == group and heads.each == each:
-        return new
-    index = (group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop))
-    chosen = numbers(tuple(index), new.k_HND.device)
-    k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
-    return KV(k, v, pos)
-
-
 def head_group_view(
     group: HeadGroup, stats: Mapping[int, Stats], seen: int, seed: int, rope: LayerRope | None, turn: str | None = None
 ) -> LayerView:
@@ -228,7 +218,7 @@ def head_group_view(
             return stored
         return rope.range(stored, 0) if turn == "cache" else rope.rotate(stored, pos[at])
 
-    def view(layers: Sequence[int], at: slice, each: tuple[LayerView, ...] = ()) -> LayerView:
+    def view(layers: Sequence[int], at: slice, each: SingleViews[LayerView] | None = None) -> LayerView:
         found = Stats.join([stats[layer] for layer in layers])
         if group.sums_HN is not None:
             found = replace(found, column_sums_HN=group.sums_HN[at])
@@ -241,10 +231,12 @@ def head_group_view(
             read_values=lambda: group.values.read(torch.float32, at),
             seed=seed,
             rope=rope,
-            each=each,
+            each=each or SingleViews(),
         )
 
     whole, layers = slice(0, group.heads.n), group.heads.layers
     if len(layers) == 1:
         return view(layers, whole)
-    return view(layers, whole, tuple(view((layer,), group.slot(layer)) for layer in layers))
+    kinds = {(stats[layer].scaling, stats[layer].softmax.kind) for layer in layers}
+    singles = SingleViews(layers, lambda k: view((layers[k],), group.slot(layers[k])), alike=len(kinds) == 1)
+    return view(layers, whole, singles)

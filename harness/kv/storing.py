@@ -21,6 +21,7 @@ from harness.stages.codec.exact import Exact
 from harness.stages.encoded import Heads
 from harness.stages.protocols import Stats
 from harness.stages.stack import Stack
+from harness.stages.transfers import numbers
 from harness.types import KV
 
 GROUP_ELEMENTS = 1 << 26  # most key elements of a new head group: encoding needs a few fp32 copies of them
@@ -35,6 +36,17 @@ def new_tokens(run: Forward, group: int, member: int, seen: int, rope: LayerRope
     if rope is not None:
         k = rope.unrotate(k, torch.arange(run.start(member), run.start(member) + k.shape[1], device=k.device))
     pos = run.positions(seen, k.shape[1], k.device).expand(k.shape[0], -1)
+    return KV(k, v, pos)
+
+
+def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
+    """K, V and positions of `heads`, out of those of all heads of a group of layers."""
+    each = len(new.k_HND) // len(group)
+    if heads.layers == group and heads.each == each:
+        return new
+    index = (group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop))
+    chosen = numbers(tuple(index), new.k_HND.device)
+    k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
     return KV(k, v, pos)
 
 
@@ -121,7 +133,7 @@ def observing(stack: Stack, shape: ModelShape, group: HeadGroup, stats: Sequence
     assert queries is not None, "a prefill records what its stacks need"
     by_head = queries.view(len(heads.layers), layer.heads // group.times, -1, *queries.shape[1:])
     seen = by_head[:, heads.start : heads.stop].flatten(0, 1)
-    return replace(stack, keys=codec.observing(seen, group.keys.exact()))
+    return replace(stack, keys=codec.observing(seen.clone(), group.keys.exact().clone()))  # others hold them too
 
 
 def _stores(

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.analysis.clusters import paired
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
 from harness.errors import UserError
-from harness.evaluation.adaptive import Adaptive, _difference, rounds
+from harness.evaluation.adaptive import Adaptive, rounds
 from harness.notebook import evaluate
 from harness.records.current import current_records
 from harness.records.progress import state
@@ -112,7 +113,8 @@ def test_a_document_is_one_unit_whatever_the_seeds_of_its_questions() -> None:
     assert len(first) == 12 * 5 * 2 and len({one.example.group_id for one in first}) == 12
     told.made = {one.key: make(key=one.key, score=float(one.seed > 0)) for one in first if one.arm.label == "full"}
     told.made |= {one.key: make(key=one.key, score=0.0) for one in first if one.arm.label == "good"}
-    assert _difference(first[:10], "good", {key: one["score"] for key, one in told.made.items()}) == -0.8
+    adaptive._take_in()
+    assert paired(adaptive._pairs(first[:10], "good")).differences.tolist() == [-0.8]
 
 
 def test_rounds_grow_up_to_the_pool() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import processors
 
 from harness.errors import UserError
+from harness.evaluation.lm_eval_runner import file_names
 from harness.lm_eval.encoding import Encoder, answer_text, generation_limits, stopper
 from harness.models.random_model import byte_tokenizer
 from harness.models.tokenizer import Tokenizer
@@ -173,6 +174,15 @@ def test_prompts_depend_on_the_seed_alone(tmp_path: Path) -> None:
     assert prompts(["draws_b"], 0) == {key: text for key, text in together.items() if key.startswith("draws_b")}
     assert not set(prompts(["draws_b"], 1).values()) & set(together.values())
     assert list(together)[:2] == ["draws_a-0", "draws_b-0"]  # a limit covers every task
+
+
+def test_results_of_every_stack_have_a_file_of_their_own() -> None:
+    """Found by: two labels that differ in a blank wrote one file, and a long one ended the run once all was made."""
+    arms = ["h2o keep.budget.value=0.5", "a b", "a-b", "A-b", "x" * 4000, "x" * 4000 + "y", "模" * 300]
+    found = file_names(arms)
+    assert found["h2o keep.budget.value=0.5"] == "h2o-keep.budget.value=0.5"
+    assert len({name.casefold() for name in found.values()}) == len(arms)
+    assert all(len(name.encode()) < 200 and "/" not in name for name in found.values())
 
 
 def test_documents_about_one_passage_are_one_group() -> None:
