@@ -31,10 +31,6 @@ from tests.support.tiny_models import build, tiny_a
 
 TOKENS, LAYERS, HEADS, D = int([*sys.argv[1:], "2048"][0]), 30, 3, 64
 NAMES = (
-<<<<<<< HEAD
-    "int8", "gqa_pool", "mqa_pool", "gqa_aligned", "cla2", "yoco", "similar_layers", "minicache", "minicache_int8", "transmla"
-)  # fmt: skip
-=======
     "int8",
     "gqa_pool",
     "mqa_pool",
@@ -46,7 +42,6 @@ NAMES = (
     "minicache_int8",
     "transmla",
 )
->>>>>>> main
 BAR = 5.0
 
 
@@ -67,13 +62,8 @@ def seconds(whole: SequenceCache, stack: Stack, stats: Sequence[Stats] = (Stats(
     start = time.thread_time()
     row = whole.compress(stack, stats, 0, torch.float32)
     middle = time.thread_time()
-<<<<<<< HEAD
-    n = max(group.n for group in row.head_groups)
-    out, twice = torch.empty(HEADS, n, D), torch.empty(HEADS, n, 2 * D)  # keys of `transmla` are read beside their rest
-=======
     most = max(group.n for group in row.head_groups)
     out, twice = torch.empty(HEADS, most, D), torch.empty(HEADS, most, 2 * D)  # keys of `transmla` are read beside their rest
->>>>>>> main
     for layer in range(LAYERS):
         for slot in row.slots[layer]:
             slot.keys.write_to((twice if slot.head_group.folded else out)[slot.heads], slot.at)
