@@ -55,13 +55,14 @@ CODEBOOKS = (
     *(f"kvquant, exact keys, values calibration tokens 2048, keys after RoPE at bits={bits}" for bits in (2, 3)),
 )
 LONG = ("window 256 tokens", "streaming 256 tokens")
-FEWER = ("int4", "kivi4", "kivi2", "h2o 0.25", "h2o 0.5", "snapkv 0.25", "snapkv 0.5")
+FEWER = ("int4", "int3", "kivi4", "kivi2", "h2o 0.5", "snapkv 0.5")
+FEWER_NEEDLE = "task=needle 'task.lengths=[512]' task.per_cell=4"
 FIRST_LOOK = {  # the runs of `make run`
     "needle_": "task=needle 'task.lengths=[768]'",
     "aware_": "task=needle 'task.lengths=[768]' task.query_aware=true",
     "stream_": "task=stream task.tokens=512 task.context=256",
 }
-STUDY_NEEDLE = "task=needle 'task.lengths=[768]' task.per_cell=6 limit=20"
+STUDY_NEEDLE = "task=needle 'task.lengths=[512]' task.per_cell=4"
 STUDY_AGAINST = ("int4", "kivi4", "kivi2")
 REFERENCES: dict[str, tuple[Run, ...]] = {
     "needle-smollm2": (Run("harness task.per_cell=8 'stacks=[int8,int4,streaming,sink_h2o_int8,snapkv,tova,knorm]'", POINTS),),
@@ -91,29 +92,28 @@ REFERENCES: dict[str, tuple[Run, ...]] = {
     ),
     "fewer-numbers-smollm2": (
         Run("harness experiment=fewer_numbers task=stream task.tokens=1024 task.context=896", POINTS, "stream_", FEWER),
-        Run(
-            "harness experiment=fewer_numbers task=needle 'task.lengths=[768]' task.per_cell=6 limit=20",
-            POINTS,
-            "needle_",
-            FEWER,
-        ),
+        Run(f"harness experiment=fewer_numbers {FEWER_NEEDLE}", POINTS, "needle_", FEWER),
     ),
-    "first-look": tuple(Run(f"harness experiment=first_look {task}", POINTS, prefix) for prefix, task in FIRST_LOOK.items()),
     "trained-in": (Run("studies.trained_in --seeds 1", ("points.csv", "figure.svg")),),
 }
-STUDY = "study"  # a reference like the others as soon as its folder is there, but only made where it is named
-STUDIED = (
-    Run("harness experiment=study task=stream task.tokens=1024 task.context=896", STREAM, "stream_", STUDY_AGAINST),
-    Run(f"harness experiment=study {STUDY_NEEDLE}", POINTS, "needle_", STUDY_AGAINST),
-    Run(f"harness experiment=study {STUDY_NEEDLE} task.query_aware=true", POINTS, "aware_", STUDY_AGAINST),
-    Run("harness experiment=study task=docqa 'task.lengths=[1024]' task.per_length=24", POINTS, "docqa_", STUDY_AGAINST),
-)
+LATER: dict[
+    str, tuple[Run, ...]
+] = {  # references like the others as soon as their folders are there; made where they are named
+    "study": (
+        Run("harness experiment=study task=stream task.tokens=1024 task.context=896", STREAM, "stream_", STUDY_AGAINST),
+        Run(f"harness experiment=study {STUDY_NEEDLE}", POINTS, "needle_", STUDY_AGAINST),
+        Run(f"harness experiment=study {STUDY_NEEDLE} task.query_aware=true", POINTS, "aware_", STUDY_AGAINST),
+        Run("harness experiment=study task=docqa 'task.lengths=[1024]' task.per_length=24", POINTS, "docqa_", STUDY_AGAINST),
+    ),
+    "first-look": tuple(Run(f"harness experiment=first_look {task}", POINTS, prefix) for prefix, task in FIRST_LOOK.items()),
+}
+ALL = REFERENCES | LATER
 
 
 def rebuild(name: str) -> None:
     """Make one reference again; CalledProcessError where a command fails."""
     (HERE / name).mkdir(exist_ok=True)
-    for run in STUDIED if name == STUDY else REFERENCES[name]:
+    for run in ALL[name]:
         folder = Path(_last_line(shlex.split(run.command)))
         files = list(run.files)
         if run.against:
@@ -140,9 +140,9 @@ def _last_line(command: list[str]) -> str:
 
 def main(names: list[str]) -> int:
     """Exit code 0, or 2 where there is no such reference, else that of the command that failed."""
-    unknown = [name for name in names if name not in (*REFERENCES, STUDY)]
+    unknown = [name for name in names if name not in ALL]
     if unknown:
-        print(f"error: {unknown[0]} is no reference: {', '.join((*REFERENCES, STUDY))}", file=sys.stderr)
+        print(f"error: {unknown[0]} is no reference: {', '.join(ALL)}", file=sys.stderr)
         return 2
     for name in names or REFERENCES:
         try:
