@@ -131,15 +131,20 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     for line in said:
         print(printable(line))
     table.show(found.points)
-    for entry in found.frontier["joint"]:
-        rows = [{name: text for name, (_, text) in cells.items()} for cells in joint_cells(entry)]
-        table.show_cells(joint_title(entry), rows, [joint_headline(entry), entry["axes"]])
+    _show_joint(found)
     table.show_contrasts(paired.frame)
     for line in (*paired.problems, *found.curves.problems):
         print(printable(line))
     table.show_citations(references, unknown(stacks, tasks))
     for path in (bib, *([beside] if against else []), out):
         print(printable(str(path)))
+
+
+def _show_joint(found: Findings) -> None:
+    """Print the tables of several tasks or models together."""
+    for entry in found.frontier["joint"]:
+        rows = [{name: text for name, (_, text) in cells.items()} for cells in joint_cells(entry)]
+        table.show_cells(joint_title(entry), rows, [joint_headline(entry), entry["axes"]])
 
 
 def _run(folder: Path, named: Sequence[Path], said: list[str]) -> _Run | None:
