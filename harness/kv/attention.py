@@ -7,7 +7,7 @@ Registered once under our own name. Whatever the current `Forward` says is atten
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -23,6 +23,7 @@ from harness.kv.families.softmax_attention import Seen, softmax_attention
 from harness.kv.families.temperature import temperature_of
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.head_group import Slot, with_new
+from harness.kv.shared.flat_queries import beside_flat
 from harness.kv.teams import Team
 from harness.kv.token_store import own
 from harness.stages.protocols import Needs, Stats
@@ -131,6 +132,10 @@ class _Part:
     softmax: Softmax
     pos_RHN: Tensor | None
 
+    def of(self, rows: slice) -> _Part:
+        """The same for some of the rows."""
+        return self if self.pos_RHN is None else replace(self, pos_RHN=self.pos_RHN[rows])
+
 
 def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Output [R, L, Q, D] of rows whose stores have the same shape, part by part; their statistics go to the forward."""
@@ -139,23 +144,29 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
     stores = [run.stores[row].get(call.layer, ()) for row in rows]
     for slots in zip(*stores, strict=True) if stores[0] else [()]:
         heads = slots[0].heads if slots else slice(0, k.shape[1])
-        part_q = q[:, heads.start * group : heads.stop * group]
+        mine = slice(heads.start * group, heads.stop * group)
+        part_q, part_k = beside_flat(run, call.layer, rows, slots, q[:, mine], k[:, heads])
         if team.views is not None:
             all_k, all_v = _shown(call, team, slots[0].head_group.n, heads, length)
         else:
-            all_k = with_new([(slot.keys, slot.at) for slot in slots], k[:, heads].to(q.dtype))
+            all_k = with_new([(slot.keys, slot.at) for slot in slots], part_k.to(q.dtype))
             all_v = with_new([(slot.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
             _turn_stored(call, rows, slots, all_k, length)
         all_k, all_v = call.expanded(rows, all_k, all_v, length)
-        softmax = call.softmax.of(slice(heads.start * group, heads.stop * group))
+        softmax = call.softmax.of(mine)
         part = _Part(heads, softmax, _positions(call, rows, slots, all_k) if softmax.positional else None)
-        if softmax.plain:
-            outputs.append(_sdpa(call, rows, part_q, all_k, all_v))
-        else:
-            seen = Seen(all_k.shape[2] - length, call.window, part.pos_RHN)
-            outputs.append(softmax_attention(part_q, all_k, all_v, call.scaling, softmax, seen))
+        each = [_output(call, rows[at], part.of(at), part_q[at], all_k[at], all_v[at]) for at in run.calls(rows)]
+        outputs.append(each[0] if len(each) == 1 else torch.cat(each))
         _record(call, rows, part, part_q, all_k)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+
+
+def _output(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Output [R, L, Q', D] of some heads of these rows, in one call."""
+    if part.softmax.plain:
+        return _sdpa(call, rows, q, k, v)
+    seen = Seen(k.shape[2] - q.shape[2], call.window, part.pos_RHN)
+    return softmax_attention(q, k, v, call.scaling, part.softmax, seen)
 
 
 def _sdpa(call: _Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -199,8 +210,7 @@ def _turn_stored(call: _Call, rows: list[int], slots: Sequence[Slot], k_RHND: Te
         if n and call.run.is_unrotated(row):
             rope, pos = call.run.ropes[call.layer], call.run.own_positions(row, slot)
             assert rope is not None
-            old = k_HND[:, :n]
-            k_HND[:, :n] = rope.range(old, call.run.start(row) - n) if pos is None else rope.rotate(old, pos)
+            k_HND[:, :n] = rope.range(k_HND[:, :n], call.run.start(row) - n) if pos is None else rope.rotate(k_HND[:, :n], pos)
 
 
 def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> None:
@@ -209,33 +219,25 @@ def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> 
     if not any(needs):
         return
     sums: dict[int, Tensor] = {}
-    heads, softmax, pos_RHN = part.heads, part.softmax, part.pos_RHN
-    latent = call.run.latent(call.layer)
-    heads = heads if latent is None else slice(0, k.shape[1])
+    softmax, pos_RHN, latent = part.softmax, part.pos_RHN, call.run.latent(call.layer)
+    heads = part.heads if latent is None else slice(0, k.shape[1])
     if wanted := [i for i, need in enumerate(needs) if need.column_sums]:
         if q.shape[2] == 1:
             group = q.shape[1] // k.shape[1]
             scaled = call.run.pick(call.scaled_BQD, [rows[i] for i in wanted])[:, heads.start * group : heads.stop * group]
             pos = None if pos_RHN is None else call.run.pick(pos_RHN, wanted)
-            found: Sequence[Tensor] = list(step_sums(scaled, call.run.pick(k, wanted), softmax, pos))
+            stored, calls = call.run.pick(k, wanted), call.run.calls(wanted)
+            parts = (step_sums(scaled[at], stored[at], softmax, None if pos is None else pos[at]) for at in calls)
+            found = [one for sums_RHN in parts for one in sums_RHN]
         else:  # summed block by block, and the size of a block must be the row's own affair
             each = [None] * len(rows) if pos_RHN is None else list(pos_RHN)
             found = [column_sums(q[i], k[i], call.scaling, softmax, each[i]) for i in wanted]
         sums = dict(zip(wanted, found if latent is None else [x.mean(0, keepdim=True) for x in found], strict=True))
-    for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
-        if not need:
-            continue
+    for i, row, need in ((i, row, need) for i, (row, need) in enumerate(zip(rows, needs, strict=True)) if need):
         queries = own(q[i, :, -need.queries :]) if need.queries else None
-        mean, cov = _moments(call, row, q[i]) if need.query_moments else (None, None)
+        rope, start = call.run.query_rope(call.layer), call.run.start(row)
+        mean, cov = query_moments(q[i], rope, start) if need.query_moments else (None, None)
         call.run.stats[call.layer][row] = Stats(sums.get(i), queries, call.scaling, mean, cov, softmax)
-
-
-def _moments(call: _Call, row: int, q_QLD: Tensor) -> tuple[Tensor, Tensor]:
-    rope, start = call.run.query_rope(call.layer), call.run.start(row)
-    if rope is None:
-        return query_moments(q_QLD)
-    positions = torch.arange(start, start + q_QLD.shape[1], device=q_QLD.device)
-    return query_moments(rope.unrotate(q_QLD.float(), positions))
 
 
 def _no_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:

@@ -42,6 +42,7 @@ class Forward:
     starts: Sequence[int] | None = None  # position of each row's first new token; None: as many as it has seen
     unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated when they are read
     by_index: Sequence[bool] | None = None  # those of them that are rotated to their place in the cache, not their own position
+    by_row: bool = False  # every row attends in a call of its own, so that its bits depend on nothing beside it
     teams: Sequence[Team] | None = None  # rows that attend in one call, in order; None: those that are alike in a layer
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
     # By the layer's number in the model:
@@ -54,6 +55,7 @@ class Forward:
     states: Sequence[States] = ()
     latents: Sequence[Latent | None] = ()  # of each layer, how what it stores becomes keys and values; None: it is them
     entering: dict[int, Tensor] = field(default_factory=dict)  # of a layer, the new tokens' latents [B, ..., L, C], as met
+    leaves: dict[int, tuple[Tensor, Tensor]] | None = None  # where gradients are asked for: keys and values as attended to
     masks: dict[tuple[int, int, int | None, torch.device], Tensor | None] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
@@ -85,6 +87,7 @@ class Forward:
             starts=None if self.starts is None else [self.starts[row] for row in rows],
             unrotated=None if self.unrotated is None else [self.unrotated[row] for row in rows],
             by_index=None if self.by_index is None else [self.by_index[row] for row in rows],
+            by_row=self.by_row,
             teams=[replace(team, rows=[rows.index(row) for row in team.rows]) for team in teams] if whole else None,
             reference=None if references is None or apart else [rows.index(row) for row in references],
             against=outputs[references[0]] if references is not None and apart else None,
@@ -103,6 +106,9 @@ class Forward:
 
     def keep_new(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Copy a layer's new rows [B, H, L, D], rounded to the cache dtype, beside those of its group; returns what is kept."""
+        if self.leaves is not None:  # nothing is kept: gradients are asked for, and buffers would be written to beneath them
+            self.leaves[layer] = key, value = _differentiable(key, self.kv_dtype), _differentiable(value, self.kv_dtype)
+            return key, value
         group, at = self.places[layer]
         if group not in self.new:
             b, *rest = key.shape
@@ -195,9 +201,18 @@ class Forward:
             return list(self.teams)
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row, n in enumerate(self.lengths):
-            shape = tuple((s.heads.start, s.heads.stop, s.head_group.n) for s in self.stores[row].get(layer, ()))
+            shape = tuple(
+                (s.heads.start, s.heads.stop, s.head_group.n, s.head_group.folded) for s in self.stores[row].get(layer, ())
+            )
             groups.setdefault((n, *shape), []).append(row)
         return [Team([], rows) for rows in groups.values()]
+
+    def calls(self, rows: Sequence[int]) -> list[slice]:
+        """Which of some rows of one shape attend in one call: all at once, or each by itself.
+
+        A library's attention adds in another order in another thread, or for another number of rows.
+        """
+        return [slice(i, i + 1) for i in range(len(rows))] if self.by_row else [slice(0, len(rows))]
 
     def positions(self, start: int, n: int, device: torch.device) -> Tensor:
         """int32 start, start + 1 .. of n tokens; many rows stand at the same place."""
@@ -215,6 +230,12 @@ class Forward:
         if rows[-1] - rows[0] == len(rows) - 1:
             return x[rows[0] : rows[0] + len(rows)]
         return x.index_select(0, numbers(tuple(rows), x.device))
+
+
+def _differentiable(x: Tensor, kv_dtype: torch.dtype) -> Tensor:
+    """Numbers rounded to the cache dtype, as something to ask gradients for: they pass the rounding as if it were not there."""
+    rounded = x.detach().to(kv_dtype).to(x.dtype)
+    return x + (rounded - x.detach()) if x.requires_grad else rounded.requires_grad_()
 
 
 CURRENT: ContextVar[Forward] = ContextVar("kv_harness_forward")

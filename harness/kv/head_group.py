@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from harness.kv.rope import LayerRope
+from harness.kv.shared.folded import Folded
 from harness.kv.shared.spread import Spread
 from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads, TokenIndex
 from harness.stages.protocols import LayerView, Stats
 from harness.stages.share.sharing import Bases
+from harness.stages.single_views import SingleViews
 from harness.stages.transfers import numbers
 from harness.types import KV
 
@@ -28,7 +30,8 @@ class HeadGroup:
 
     pos_HN: int32 original positions; None (nothing is stored) while the tokens are contiguous up to the newest.
     sums_HN: fp32 column sums, for scorers and merges that keep their state. merge_H: fp32, a number that a merge keeps.
-    times: heads of the model that read each head. bases: of layers whose heads are aligned, in the cache dtype.
+    times: heads of the model that read each head. bases: of layers whose heads are aligned or folded, in the cache dtype.
+    folded: whether the keys are rotated parts of all heads' keys, and the values latents of the rest (`shared.folded`).
     """
 
     heads: Heads
@@ -39,6 +42,7 @@ class HeadGroup:
     merge_H: Tensor | None = None
     times: int = 1
     bases: Mapping[int, Bases] = field(default_factory=dict)
+    folded: bool = False
 
     @property
     def n(self) -> int:
@@ -94,7 +98,7 @@ class HeadGroup:
         bases = {layer: self.bases[layer] for layer in layers if layer in self.bases}
         keys, values = self.keys.take(index_HM, chosen), self.values.take(index_HM, chosen)
         merge = None if self.merge_H is None else chosen.of_heads(self.merge_H)
-        return HeadGroup(heads, keys, values, pos, sums, merge, self.times, bases)
+        return HeadGroup(heads, keys, values, pos, sums, merge, self.times, bases, self.folded)
 
     def _some(self, layers: tuple[int, ...], head: int | None, device: torch.device) -> Tensor | None:
         if layers == self.heads.layers and head is None:
@@ -167,12 +171,18 @@ class Slot(NamedTuple):
     @property
     def keys(self) -> Spread:
         """The stored keys, as those heads read them."""
-        return Spread(self.head_group.keys, self.head_group.times, self._bases and self._bases.keys)
+        return self._read(values=False)
 
     @property
     def values(self) -> Spread:
         """The stored values, as those heads read them."""
-        return Spread(self.head_group.values, self.head_group.times, self._bases and self._bases.values)
+        return self._read(values=True)
+
+    def _read(self, *, values: bool) -> Spread:
+        group, bases = self.head_group, self._bases
+        if group.folded:
+            return Folded(group.keys, group.times, latent=group.values, bases=bases, values=values)
+        return Spread(group.values if values else group.keys, group.times, bases and bases[values])
 
     @property
     def _bases(self) -> Bases | None:
@@ -192,17 +202,6 @@ def with_new(stored: list[tuple[Spread, slice]], new_RHLD: Tensor) -> Tensor:
     return out
 
 
-def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
-    """K, V and positions of `heads`, out of those of all heads of a group of layers."""
-    each = len(new.k_HND) // len(group)
-    if heads.layers == group and heads.each == each:
-        return new
-    index = (group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop))
-    chosen = numbers(tuple(index), new.k_HND.device)
-    k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
-    return KV(k, v, pos)
-
-
 def head_group_view(
     group: HeadGroup, stats: Mapping[int, Stats], seen: int, seed: int, rope: LayerRope | None, turn: str | None = None
 ) -> LayerView:
@@ -219,7 +218,7 @@ def head_group_view(
             return stored
         return rope.range(stored, 0) if turn == "cache" else rope.rotate(stored, pos[at])
 
-    def view(layers: Sequence[int], at: slice, each: tuple[LayerView, ...] = ()) -> LayerView:
+    def view(layers: Sequence[int], at: slice, each: SingleViews[LayerView] | None = None) -> LayerView:
         found = Stats.join([stats[layer] for layer in layers])
         if group.sums_HN is not None:
             found = replace(found, column_sums_HN=group.sums_HN[at])
@@ -232,10 +231,12 @@ def head_group_view(
             read_values=lambda: group.values.read(torch.float32, at),
             seed=seed,
             rope=rope,
-            each=each,
+            each=each or SingleViews(),
         )
 
     whole, layers = slice(0, group.heads.n), group.heads.layers
     if len(layers) == 1:
         return view(layers, whole)
-    return view(layers, whole, tuple(view((layer,), group.slot(layer)) for layer in layers))
+    kinds = {(stats[layer].scaling, stats[layer].softmax.kind) for layer in layers}
+    singles = SingleViews(layers, lambda k: view((layers[k],), group.slot(layers[k])), alike=len(kinds) == 1)
+    return view(layers, whole, singles)

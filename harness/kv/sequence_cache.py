@@ -15,12 +15,12 @@ from harness.kv.evicting.merging import after_eviction
 from harness.kv.families.latent import HOLDS, Latent, expanded
 from harness.kv.families.states import States
 from harness.kv.forward import Forward
-from harness.kv.head_group import HeadGroup, Slot, head_group_view, of_heads
+from harness.kv.head_group import HeadGroup, Slot, head_group_view
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape
 from harness.kv.shared.share_layout import Layout
-from harness.kv.storing import first_groups, new_tokens, observing, recorded_sums, stored, whole_sets
+from harness.kv.storing import first_groups, new_tokens, observing, of_heads, recorded_sums, stored, whole_sets
 from harness.stages.keep import Choice, check_finite
 from harness.stages.protocols import Needs, Stats
 from harness.stages.stack import Stack
@@ -104,7 +104,8 @@ class SequenceCache:
         member: which sequence of the batch this is, here and in the methods below.
         """
         ropes = [self._unrotates(layers[0]) for layers in run.groups]
-        new = [self.layout.entering(run.groups[g], new_tokens(run, g, member, self.seen, rope)) for g, rope in enumerate(ropes)]
+        fresh = [new_tokens(run, g, member, self.seen, rope) for g, rope in enumerate(ropes)]
+        new = [self.layout.entering(run.groups[g], one, self.ropes) for g, one in enumerate(fresh)]
         groups: list[HeadGroup] = []
         for group in self.head_groups:
             layers, kv = new[run.places[group.heads.layers[0]][0]]
@@ -154,7 +155,7 @@ class SequenceCache:
             return out
         if stack.share is not None:
             stats = [out.layout.stats(i, one) for i, one in enumerate(stats)]
-            out = replace(out, head_groups=out.layout.shared(self.head_groups))
+            out = replace(out, head_groups=out.layout.shared(self.head_groups, self.ropes))
         if stack.keeps_state or (stack.merges and stack.accumulates):
             out = replace(out, head_groups=tuple(group.with_sums(stats) for group in out.head_groups))
         if budget is not None:

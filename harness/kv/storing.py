@@ -21,6 +21,7 @@ from harness.stages.codec.exact import Exact
 from harness.stages.encoded import Heads
 from harness.stages.protocols import Stats
 from harness.stages.stack import Stack
+from harness.stages.transfers import numbers
 from harness.types import KV
 
 GROUP_ELEMENTS = 1 << 26  # most key elements of a new head group: encoding needs a few fp32 copies of them
@@ -35,6 +36,17 @@ def new_tokens(run: Forward, group: int, member: int, seen: int, rope: LayerRope
     if rope is not None:
         k = rope.unrotate(k, torch.arange(run.start(member), run.start(member) + k.shape[1], device=k.device))
     pos = run.positions(seen, k.shape[1], k.device).expand(k.shape[0], -1)
+    return KV(k, v, pos)
+
+
+def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
+    """K, V and positions of `heads`, out of those of all heads of a group of layers."""
+    each = len(new.k_HND) // len(group)
+    if heads.layers == group and heads.each == each:
+        return new
+    index = (group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop))
+    chosen = numbers(tuple(index), new.k_HND.device)
+    k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
     return KV(k, v, pos)
 
 
@@ -60,9 +72,8 @@ def first_groups(
     heads = len(new.k_HND) // len(layers)
     many = max(1, GROUP_ELEMENTS // max(1, new.k_HND[:heads].numel()))  # layers in a head group
     groups = []
-    several = alike(layout.shape, stack, layers) if stack.share is None else [layers]
-    parts = layout.parts(layers, many) if stack.share else [s[at : at + many] for s in several for at in range(0, len(s), many)]
-    for part in parts:
+    several = alike(layout.shape, stack, layers)
+    for part in (part for some in several for part in layout.parts(some, many)):
         chosen = Heads(part, 0, heads)
         x, y = (_of_layers(one, layers, part) for one in (new.k_HND, new.v_HND))
         if len(several) > 1 or stack.share is not None:  # what stays exact must not keep alive what is encoded or shared
@@ -103,6 +114,8 @@ def _stored(
     group: HeadGroup, shape: ModelShape, stack: Stack, seen: int, rope: LayerRope | None, view_dtype: torch.dtype
 ) -> HeadGroup:
     k, v = group.keys.exact(), group.values.exact()
+    if stack.at(group.heads.layers[0], shape.full_layers) is not stack:
+        k, v = own(k), own(v)  # what stays exact must not keep alive the layers that are encoded
     if rope is not None:
         pos = group.positions(seen)
         k = rope.unrotate(k, pos[0] if group.pos_HN is None else pos)
@@ -120,7 +133,7 @@ def observing(stack: Stack, shape: ModelShape, group: HeadGroup, stats: Sequence
     assert queries is not None, "a prefill records what its stacks need"
     by_head = queries.view(len(heads.layers), layer.heads // group.times, -1, *queries.shape[1:])
     seen = by_head[:, heads.start : heads.stop].flatten(0, 1)
-    return replace(stack, keys=codec.observing(seen, group.keys.exact()))
+    return replace(stack, keys=codec.observing(seen.clone(), group.keys.exact().clone()))  # others hold them too
 
 
 def _stores(
@@ -162,4 +175,6 @@ def _joined(places: Sequence[tuple[HeadGroup, int]]) -> HeadGroup:
     k = torch.cat([group.keys.exact()[group.slot(layer)] for group, layer in places])
     v = torch.cat([group.values.exact()[group.slot(layer)] for group, layer in places])
     kept = [group.pos_HN[group.slot(layer)] for group, layer in places if group.pos_HN is not None]
-    return HeadGroup(heads, TokenStore.of(k, Exact(), None), TokenStore.of(v, Exact(), None), torch.cat(kept) if kept else None)  # type: ignore[abstract]
+    bases = {layer: group.bases[layer] for group, layer in places if layer in group.bases}
+    keys, values = (TokenStore.of(x, Exact(), None) for x in (k, v))  # type: ignore[abstract]
+    return HeadGroup(heads, keys, values, torch.cat(kept) if kept else None, times=first.times, bases=bases)

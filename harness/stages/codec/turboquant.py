@@ -15,9 +15,9 @@ from harness.stages.codec.base import Codec
 from harness.stages.codec.codebook import best_points, looked_up, nearest
 from harness.stages.codec.hadamard import matrix as hadamard
 from harness.stages.codec.packing import head_blocks, pack, packed_width, unpack
+from harness.stages.codec.tiled import tiled_product
 from harness.stages.encoded import Encoded
 from harness.stages.rounding import clamp_to_range
-from harness.stages.tiled import tiled_product
 
 BITS = (1, 2, 3, 4)
 VARIANTS = ("mse", "prod", "auto")
@@ -65,6 +65,10 @@ class TurboQuant(Codec):
         for key in ("seed", "residual", "sinks", "dim"):
             value = getattr(self, key)
             require(isinstance(value, int) and value >= 0, f"codec.{key}", value, "an integer, 0 or more")
+
+    @property
+    def by_tokens(self) -> bool:
+        return True
 
     def for_role(self, role: str) -> TurboQuant:
         """Resolve variant "auto" for "keys" or "values"."""
