@@ -17,6 +17,7 @@ from harness.kv.shared.spread import Spread
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.tiled import tiled_product
 from harness.stages.share.sharing import Bases, Maps
+from harness.stages.transfers import sent
 from harness.types import KV
 
 Ropes = Sequence[LayerRope | None]
@@ -38,7 +39,7 @@ def entering(maps: Mapping[int, Maps], layers: tuple[int, ...], new: KV, ropes: 
 
 def _parts(maps: Maps, k_HND: Tensor, flat_HND: Tensor, v_HND: Tensor) -> tuple[Tensor, Tensor]:
     """The two parts [N, d_r] and [N, d_c] of one layer's keys, the same at position 0, and values."""
-    turns_HDR, down_HEC = (x.to(k_HND.device) for x in (maps.up.keys, maps.down_HEC))
+    turns_HDR, down_HEC = (sent(x, k_HND.device) for x in (maps.up.keys, maps.down_HEC))
     rest_HND = flat_HND - unmixed(mix(flat_HND, turns_HDR), turns_HDR)
     both_NE = torch.cat((rest_HND, v_HND), 2).transpose(0, 1).flatten(1)
     return mix(k_HND, turns_HDR).flatten(1), tiled_product(both_NE, down_HEC.flatten(0, 1))

@@ -18,6 +18,7 @@ from harness.stages.encoded import Heads
 from harness.stages.protocols import Stats
 from harness.stages.share.sharing import Bases, Maps, Share
 from harness.stages.stack import EXACT
+from harness.stages.transfers import numbers, sent
 from harness.types import KV
 
 NO_LAYERS = ModelShape((), 0)
@@ -117,8 +118,8 @@ class Layout:
         stores = self.stores(layers)
         if stores != layers:
             each = len(new.k_HND) // len(layers)
-            index = [layers.index(layer) * each + h for layer in stores for h in range(each)]
-            chosen = torch.tensor(index, device=new.k_HND.device)
+            index = tuple(layers.index(layer) * each + h for layer in stores for h in range(each))
+            chosen = numbers(index, new.k_HND.device)
             new = KV(*(x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN)))
         times = self.times.get(stores[0], 1) if stores else 1
         if times == 1:
@@ -186,7 +187,7 @@ def pooled(x_HND: Tensor, times: int, bases: Sequence[Tensor] | None = None) -> 
     """Means of `times` neighbouring heads, [H / times, N, D], computed in fp32; bases: of each layer, to turn heads first."""
     x = x_HND.float()
     if bases is not None:
-        x = x @ torch.cat(list(bases)).to(x.device)
+        x = x @ torch.cat([sent(basis, x.device) for basis in bases])
     mean: Tensor = x.unflatten(0, (-1, times)).mean(1)  # type: ignore[no-untyped-call]
     return mean.to(x_HND.dtype)
 
