@@ -114,7 +114,8 @@ def _stored(
     group: HeadGroup, shape: ModelShape, stack: Stack, seen: int, rope: LayerRope | None, view_dtype: torch.dtype
 ) -> HeadGroup:
     k, v = group.keys.exact(), group.values.exact()
-    if _used(stack, shape, group.heads.layers[0]) is not stack:
+    first = group.heads.layers[0]
+    if shape.layers[first].window is None and stack.at(first, shape.full_layers) is not stack:
         k, v = own(k), own(v)  # what stays exact must not keep alive the layers that are encoded
     if rope is not None:
         pos = group.positions(seen)
