@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from harness.engine.engine import Engine
-from harness.errors import UserError
 from harness.engine.requests import Question
+from harness.errors import UserError
 from harness.kv import storing
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.budget import Amount
