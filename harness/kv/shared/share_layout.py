@@ -55,7 +55,8 @@ class Layout:
             )
         if share.folds:
             each = {i: (shape.layers[i].heads, shape.layers[i].d_key, shape.layers[i].d_value) for i in shape.full_layers}
-            assert all(share.widths(*sizes) for sizes in each.values())
+            for sizes in each.values():
+                share.widths(*sizes)  # refuses what cannot be
             ups = {i: share.maps(i, *sizes, HOST).up for i, sizes in each.items()} if bases else {}
             times = {i: sizes[0] for i, sizes in each.items()}
             return cls(shape, times=times, bases=ups, folds=share)
