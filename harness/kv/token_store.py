@@ -216,8 +216,8 @@ def constants(codec: Codec) -> dict[str, Tensor]:
 def _one_copy(chunk: Encoded, codec: Codec) -> Encoded:
     """The chunk with its shared constants replaced by the codec's equal tensors, so that they are stored once."""
     held = {id(h): h for h in constants(codec).values()}
-    others = [(name, t) for name, t in chunk.shared.items() if id(t) not in held]  # a comparison makes the host wait
-    same = {name: h for name, t in others for h in held.values() if h.dtype == t.dtype and torch.equal(h, t)}
+    new = [(name, t) for name, t in chunk.shared.items() if id(t) not in held]  # a comparison makes the host wait
+    same = {name: h for name, t in new for h in held.values() if h.dtype == t.dtype and torch.equal(h, t)}
     return replace(chunk, shared={**chunk.shared, **same})
 
 
@@ -247,5 +247,4 @@ def _check_encoded(new: Encoded, codec: Codec, heads: Heads, n: int) -> None:
             )
     for name, tensor in new.shared.items():
         if tensor.shape[0] not in firsts:
-            shape = tuple(tensor.shape)
-            raise ValueError(f"codec {codec.name} shares {name!r} of shape {shape}: its first axis must be heads ({heads.n})")
+            raise ValueError(f"codec {codec.name} shares {name!r}, {list(tensor.shape)}: its first axis must be heads ({heads.n})")
