@@ -247,4 +247,4 @@ def _check_encoded(new: Encoded, codec: Codec, heads: Heads, n: int) -> None:
             )
     for name, tensor in new.shared.items():
         if tensor.shape[0] not in firsts:
-            raise ValueError(f"codec {codec.name} shares {name!r} of {list(tensor.shape)}: the first axis must be {heads.n} heads")
+            raise ValueError(f"codec {codec.name} shares {name!r} of {list(tensor.shape)}: first axis must be {heads.n} heads")
