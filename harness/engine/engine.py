@@ -7,6 +7,7 @@ one's own store.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -166,8 +167,8 @@ class Engine(PreparedModel):
         needs: only the prefill of a context gives them, which nothing ever shares: its products need no tiles.
         """
         lengths = [len(one) for one in ids]
-        self.check_length(max(cache.next_position + n for cache, n in zip(caches, lengths, strict=True)))
         run = self.begin(caches, lengths, needs, reference, batch)
+        self.check_length(max(run.start(b) + n for b, n in enumerate(lengths)))
         if not self.shape.hybrid:
             return self._fed(run, caches, ids, every=every, invariant=self.invariant and needs is None)
         # A hybrid's own kernels sum in another order for another number of rows: alone, a row needs no tiles.
@@ -210,25 +211,27 @@ class Engine(PreparedModel):
         invariant: bool = False,
     ) -> tuple[list[SequenceCache], Forward, Tensor]:
         """One forward of the model, its products in tiles where they must be invariant."""
-        lengths, starts = run.lengths, [cache.next_position for cache in caches]
+        lengths, starts = run.lengths, [run.start(b) for b in range(len(caches))]
         # Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
         width, last = max(lengths), sorted({n - 1 for n in lengths})
         tokens = [[*one, *[0] * (width - len(one))] for one in ids]
         # Padding repeats the last position: a model with learned positions has none beyond its limit.
         places = [[start + min(i, n - 1) for i in range(width)] for start, n in zip(starts, lengths, strict=True)]
-        ids_BL, positions_BL = torch.tensor([tokens, places], device=self.device)  # sent in one go
+        ids_BL, positions_BL = torch.tensor([tokens, places], device=self.device).unbind(0)  # sent in one go
         token = CURRENT.set(run)
         try:
             cache = self.entrance.open([cache.states for cache in caches])
             wanted = slice(None) if every else last
             angles, rows = held(self.rotary, [cache.length for cache in caches]), placed(self.placed_table, positions_BL)
-            with angles, rows, tiles(invariant):
+            with angles, rows, tiles(True) if invariant else nullcontext():
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
-        assert sorted(run.stats) == list(range(len(self.shape.layers))), "a layer did not reach our attention"
+        assert len(run.stats) == len(self.shape.layers), "a layer did not reach our attention"
         run.states = self.entrance.close(cache, len(caches))
-        if not every:
+        if not every and len(last) == 1:
+            logits = logits[:, 0]
+        elif not every:
             rows = torch.arange(len(caches), device=logits.device)
             logits = logits[rows, numbers(tuple(last.index(n - 1) for n in lengths), logits.device)]
         return [cache.after(run, b) for b, cache in enumerate(caches)], run, logits

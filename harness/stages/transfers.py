@@ -15,6 +15,12 @@ def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
+@lru_cache(maxsize=64)
+def places(start: int, n: int, device: torch.device) -> Tensor:
+    """int32 start, start + 1 .. of n tokens; many sequences and layers stand at the same place. Never written to."""
+    return torch.arange(start, start + n, dtype=torch.int32, device=device)
+
+
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors on the host, in order, with one copy for each device and dtype among them; those of the host as they are."""
     found = list(tensors)

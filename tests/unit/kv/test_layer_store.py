@@ -28,8 +28,7 @@ def vectors(n: int, heads: int = 2, seed: int = 0) -> Tensor:
 
 
 def new(n: int, start: int, heads: int = 2) -> KV:
-    pos = torch.arange(start, start + n, dtype=torch.int32).expand(heads, n)
-    return KV(vectors(n, heads, start), vectors(n, heads, start + 1000), pos)
+    return KV(vectors(n, heads, start), vectors(n, heads, start + 1000), start)
 
 
 def head_group(n: int, codec: Codec | None = None, heads: int = 2) -> HeadGroup:
@@ -130,7 +129,7 @@ def test_heads_with_their_own_number_of_rows_hold_only_their_own_bytes() -> None
 
     def one(n: int, start: int, head: int) -> KV:
         kv = new(n, start)
-        return KV(*(x[head : head + 1] for x in (kv.k_HND, kv.v_HND, kv.pos_HN)))
+        return KV(kv.k_HND[head : head + 1], kv.v_HND[head : head + 1], start)
 
     grown = [p.append(one(3, 50, h), None).append(one(1, 53, h), None) for h, p in enumerate(groups)]
     held = measure(pair for p in grown for pair in p.tensors())
