@@ -32,7 +32,8 @@ test-fast: .venv/ready ## the tests that need no real model
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest -m "not slow" $(ARGS)
 
 LOWEST := tests/integration/kv/test_keep_all.py tests/integration/engine/test_fused.py tests/integration/kv/test_statistics_exact.py \
-	tests/integration/kv/test_latents.py tests/integration/kv/test_latent_stores.py tests/integration/kv/test_softmax_families.py
+	tests/integration/kv/test_latents.py tests/integration/kv/test_latent_stores.py tests/integration/kv/test_softmax_families.py \
+	tests/integration/kv/test_batch_views.py
 
 .venv-lowest/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-lowest
@@ -40,7 +41,8 @@ LOWEST := tests/integration/kv/test_keep_all.py tests/integration/engine/test_fu
 	.venv-lowest/bin/pip install --quiet --disable-pip-version-check -c .venv-lowest/constraints.txt -e '.[dev]' 'transformers==5.2.0'
 	touch .venv-lowest/ready
 
-test-lowest: .venv-lowest/ready ## the equality tests on the oldest supported transformers
+# With as many threads as there are cores, while `make test` gives each of its processes one.
+test-lowest: .venv-lowest/ready ## the equality tests on the oldest supported transformers, in several threads
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 .venv-lowest/bin/python -m pytest -m "not slow" $(LOWEST)
 
 # Ray is large and unlike the rest not needed by `make test`: an environment of its own that sees the packages of .venv.

@@ -132,7 +132,7 @@ def _resolved(adaptive: Adaptive) -> Iterator[str]:
     for name, units in adaptive.took.items():
         yield f"{name}: resolved by {units} documents"
     if adaptive.left:
-        yield f"not resolved to {adaptive.precision:g} by all documents there are: {', '.join(adaptive.left)}"
+        yield f"not resolved to {adaptive.precision:g} by the documents that were asked: {', '.join(adaptive.left)}"
 
 
 def _show(made: Made) -> None:

@@ -7,6 +7,10 @@ class UserError(ValueError):
     """A request that cannot be run: one line that names the key, the value and what is allowed."""
 
 
+class UnfitStackError(UserError):
+    """A stack that this model does not allow: its own records are refused, and no other's."""
+
+
 def require(ok: bool, key: str, value: object, allowed: str) -> None:
     """Refuse a configuration value in one line; the only way the project validates input."""
     if not ok:

@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.calibrate.codec_limits import calibrated
 from harness.configure.arms import FULL, arms_of
 from harness.configure.from_python import composed, model_overrides, overrides_of
-from harness.configure.typed import build
+from harness.configure.typed import build, check_fields
 from harness.engine.answers import Ask
 from harness.engine.engine import Engine
 from harness.engine.logits import UNSOUND
@@ -98,7 +98,8 @@ class CompressedContext:
         Raises:
             UserError: nothing is asked, or the logits are no distribution.
         """
-        require(isinstance(max_new_tokens, int) and max_new_tokens > 0, "max_new_tokens", max_new_tokens, "a positive number")
+        whole = type(max_new_tokens) is int and max_new_tokens > 0
+        require(whole, "max_new_tokens", max_new_tokens, "a positive whole number")
         prompt = self.owner.lm.tokens.prompt(self.context, question, answer_prefix, chat=self.chat)
         held = prompt.question + prompt.answer_prefix
         require(bool(held), "question", question, "a question, or the first words of an answer")
@@ -127,6 +128,7 @@ def _stack(stack: str | Stack, changes: dict[str, Any]) -> Stack:
     """The one stack that is meant."""
     if isinstance(stack, Stack):
         require(not changes, "stack", stack, "a Stack value is taken as it is; changes are for stacks by name")
+        check_fields(stack, "compress")
         return stack
     given = [*overrides_of({"compress": stack}), *overrides_of(changes, "compress")]
     found = arms_of(composed(given), given)

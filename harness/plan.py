@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from harness.configure.arms import arms_of
+from harness.configure.arms import FULL, arms_of
 from harness.configure.compose import compose
-from harness.configure.overrides import key_of, parsed, plain
+from harness.configure.overrides import key_of, single
 from harness.configure.typed import build
+from harness.files.pipes import end_with_reader
 from harness.files.plain_files import printable
 from harness.models.load import DTYPES, ModelSpec
 from harness.planning.architecture import Architecture, known, named, of_config
@@ -53,7 +53,7 @@ def plan(overrides: Sequence[str]) -> tuple[Architecture, Asked, Plan]:
 def _without_named(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     """(the model, if its dimensions are on file; the overrides that are left to compose)."""
     chosen = [one for one in overrides if key_of(one) == "model"]
-    name = plain(parsed(chosen[-1]).value()) if chosen else None
+    name = single(chosen[-1]) if chosen else None
     if name not in known():
         return None, list(overrides)
     return str(name), [one for one in overrides if key_of(one) != "model"]
@@ -71,22 +71,26 @@ def lines(model: Architecture, found: Plan) -> Iterator[str]:
     yield from (f"caution: {line}" for line in found.cautions)
 
 
-def run(overrides: Sequence[str]) -> None:
-    """Plan, print, and write what was asked for. UserError for what is not possible."""
+def run(overrides: Sequence[str]) -> int:
+    """Plan, write what was asked for, and print; 1 where no stack but the full cache is possible, although some were asked for.
+
+    UserError for what is not possible.
+    """
     model, asked, found = plan(overrides)
-    show(found.sizes, found.fits)
     said = list(lines(model, found))
-    for line in said:
+    if page := asked.page_file:
+        write(page, found.sizes, found.fits, said)
+    show(found.sizes, found.fits)
+    for line in [*said, *([str(page)] if page else [])]:
         print(printable(line))
-    if asked.out:
-        write(Path(asked.out), found.sizes, found.fits, said)
-        print(printable(asked.out))
+    return int(bool(found.refused) and set(found.sizes["stack"]) <= {FULL})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 with one line on what is wrong."""
+    """Exit code 0, 1 where nothing that was asked for is possible, or 2 with one line on what is wrong."""
     return answered(run, USAGE, arguments)
 
 
 if __name__ == "__main__":
+    end_with_reader()
     sys.exit(main())

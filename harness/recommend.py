@@ -11,6 +11,7 @@ from harness.advice.evidence import evidence
 from harness.advice.recommendation import Wish, advice
 from harness.engine.batches import parse_bytes
 from harness.errors import UserError, require
+from harness.files.pipes import end_with_reader
 from harness.files.plain_files import printable
 from harness.records.progress import run_folders
 
@@ -58,4 +59,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_with_reader()
     sys.exit(main())

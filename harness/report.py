@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.files.pipes import end_with_reader
 from harness.files.plain_files import printable
 from harness.pages.outputs import merge
 
@@ -36,4 +37,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_with_reader()
     sys.exit(main())

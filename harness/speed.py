@@ -5,24 +5,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from harness.calibrate.codec_limits import calibrated
-from harness.configure.arms import Arm, arms_of
+from harness.configure.arguments import check_arguments
+from harness.configure.arms import FULL, Arm, arms_of
 from harness.configure.compose import compose
 from harness.configure.options import Options
-from harness.configure.overrides import own_keys, parsed, plain
+from harness.configure.overrides import own_keys, single
 from harness.configure.typed import build
 from harness.engine.engine import Engine
 from harness.errors import require
-from harness.files.paths import user_path
+from harness.evaluation.assemble import calibrated_arm
+from harness.files.paths import page_path
+from harness.files.pipes import end_with_reader
 from harness.files.plain_files import printable
 from harness.kv.attention import NAME
 from harness.models.load import LM, ModelSpec, load
-from harness.timing.measured import Prompt, Stopwatch
+from harness.timing.measured import Prompt, Stopwatch, Timed
 from harness.timing.speed_page import show, write
 from harness.timing.speeds import speeds
 from harness.usage import answered
@@ -59,18 +62,25 @@ class Asked:
     def __post_init__(self) -> None:
         for key, least in (("seq", 2), ("new", 2), ("repeats", 1), ("warm_up", 0)):
             value = getattr(self, key)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            require(whole and value >= least, key, value, f"a whole number, {least} or more")
+            require(type(value) is int and least <= value < 1 << 30, key, value, f"a whole number, {least} or more")
         require(isinstance(self.out, str), "out", self.out, "a file to write")
-        if self.out:
-            path = user_path(self.out)
-            require(path.parent.is_dir() and not path.is_dir(), "out", self.out, "a file in a folder that is there")
+        page = self.page_file
+        require(page is None or page.parent.is_dir(), "out", self.out, "a file in a folder that is there")
+
+    @property
+    def page_file(self) -> Path | None:
+        """Where the page goes; None for none."""
+        return page_path("out", self.out, (".csv",)) if self.out else None
+
+
+READ = ("model", "corpus", "compress", "stacks", "experiment", "batch_invariant")  # of a run
 
 
 def divided(overrides: Sequence[str]) -> tuple[Asked, list[str]]:
-    """(the own keys of this command, the overrides of a run that are left). UserError for a value that is not possible."""
-    own, rest = own_keys(overrides, Asked.__dataclass_fields__)
-    return Asked(**{key: plain(parsed(text).value()) for key, text in own.items()}), rest
+    """(the own keys of this command, the overrides of a run that are left). UserError for what is not possible."""
+    own, rest = own_keys(overrides, Asked.__dataclass_fields__, READ)
+    check_arguments(rest)
+    return Asked(**{key: single(text) for key, text in own.items()}), rest
 
 
 def prompt_of(lm: LM, cfg: DictConfig, asked: Asked) -> Prompt:
@@ -87,8 +97,11 @@ def prompt_of(lm: LM, cfg: DictConfig, asked: Asked) -> Prompt:
     return Prompt(tuple(ids[: asked.seq]), asked.new)
 
 
-def run(overrides: Sequence[str]) -> None:
-    """Measure, print, and write what was asked for. UserError for what is not possible."""
+def run(overrides: Sequence[str]) -> int:
+    """Measure, write what was asked for, and print; 1 where no stack but the full cache ran, although some were asked for.
+
+    UserError for what is not possible.
+    """
     asked, rest = divided(overrides)
     cfg = compose(rest)
     arms = arms_of(cfg, rest)
@@ -99,9 +112,14 @@ def run(overrides: Sequence[str]) -> None:
     lm = load(spec, NAME)
     engine = Engine(lm.model, lm.kv_dtype, invariant=options.batch_invariant)
     prompt = prompt_of(lm, cfg, asked)
-    stacks = {arm.name: calibrated(arm.stack, engine, lm) for arm in arms}
-    found = Stopwatch(engine, prompt).measure(stacks, repeats=asked.repeats, warm_up=asked.warm_up)
+    ready = [calibrated_arm(arm, engine, lm) for arm in arms]
+    why = {arm.name: arm.refusal or (arm.failure[0] if arm.failure else "") for arm in ready}
+    cannot = {name: Timed(error=said) for name, said in why.items() if said}
+    stacks = {arm.name: arm.stack for arm in ready if arm.name not in cannot}
+    found = cannot | Stopwatch(engine, prompt).measure(stacks, repeats=asked.repeats, warm_up=asked.warm_up)
     _said(arms, asked, spec, engine, found=speeds(arms, found))
+    wanted = [one for name, one in found.items() if name != FULL]
+    return int(bool(wanted) and all(one.error for one in wanted))
 
 
 def _said(arms: Sequence[Arm], asked: Asked, spec: ModelSpec, engine: Engine, *, found: Any) -> None:
@@ -112,18 +130,18 @@ def _said(arms: Sequence[Arm], asked: Asked, spec: ModelSpec, engine: Engine, *,
         f"{spec.dtype}, batch_invariant={str(engine.invariant).lower()}. Ratios are of the same repeat."
     )
     what = "Speed of this evaluator, which decodes stored codes in torch; a serving engine has kernels for that."
+    if page := asked.page_file:
+        write(page, found, title, (how, what))
     show(found, title)
-    for line in (how, what):
+    for line in (how, what, *([str(page)] if page else [])):
         print(printable(line))
-    if asked.out:
-        write(user_path(asked.out), found, title, (how, what))
-        print(printable(asked.out))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 with one line on what is wrong."""
+    """Exit code 0, 1 where nothing that was asked for ran, or 2 with one line on what is wrong."""
     return answered(run, USAGE, arguments)
 
 
 if __name__ == "__main__":
+    end_with_reader()
     sys.exit(main())

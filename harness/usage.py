@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hydra.errors import OverrideParseException
-
 from harness.errors import UserError
 from harness.files.paths import CONF, user_path
 from harness.files.plain_files import printable
@@ -64,22 +62,21 @@ def asked(arguments: Sequence[str]) -> bool:
     return any(argument in FLAGS for argument in arguments)
 
 
-def answered(run: Callable[[Sequence[str]], None], own_page: str, arguments: Sequence[str] | None = None) -> int:
+def answered(run: Callable[[Sequence[str]], int], own_page: str, arguments: Sequence[str] | None = None) -> int:
     """A command that takes overrides, run with these arguments or those of the process: its page where that is asked for.
 
     Returns:
-        Exit code 0, or 2 with one line on what is wrong.
+        Its exit code, or 2 with one line on what is wrong.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if asked(given):
         print(own_page)
         return 0
     try:
-        run(given)
-    except (UserError, OverrideParseException) as error:
+        return run(given)
+    except UserError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
-    return 0
 
 
 def page(arguments: Sequence[str] = ()) -> str:

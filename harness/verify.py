@@ -19,7 +19,8 @@ from harness.engine.batches import parse_bytes
 from harness.errors import UserError, require
 from harness.evaluation.assemble import Bench, assemble
 from harness.evaluation.planned import Planned
-from harness.files.plain_files import printable
+from harness.files.pipes import end_with_reader
+from harness.files.plain_files import printable, say_once
 from harness.records.current import ANOTHER, current_records
 from harness.records.failures import bare
 from harness.records.keys import other_code
@@ -81,7 +82,10 @@ def verify(folder: Path, sample: int = SAMPLE, allow: Collection[str] = ()) -> V
         UserError: no records, no manifest, a configuration that cannot be run here or that names code of nobody known.
     """
     require(sample > 0, "--sample", sample, "a positive number of records")
-    records = [record for record in current_records(folder)[0] if record["status"] in FINAL]
+    loaded, stale = current_records(folder)
+    if stale:
+        say_once(stale)
+    records = [record for record in loaded if record["status"] in FINAL]
     found = manifests(folder)
     if not records or not found:
         raise UserError(f"{folder} has no {'finished records' if found else 'manifest'}: there is nothing to verify")
@@ -223,4 +227,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_with_reader()
     sys.exit(main())

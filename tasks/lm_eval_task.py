@@ -6,6 +6,8 @@ that neither the order of tasks nor a group around them changes a prompt.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +22,9 @@ from tasks.checks import listed, require_bools, whole
 from tasks.lm_eval_load import OTHER_SEED, chat_template, load_tasks
 
 FIRST = "first"
+PASSAGES = (  # fields of documents, by the names that lm-eval's data sets give what several questions are asked about
+    *("group_id", "context", "passage", "article", "story", "paragraph", "document", "background"),
+)
 TRUNCATE = ("refuse", "left")
 
 
@@ -165,12 +170,19 @@ def _documents(name: str, task: Any) -> list[Document]:
     return [Document(name, n, same[0].doc, tuple(sorted(same, key=lambda i: i.idx))) for n, same in found.items()]
 
 
+def _passage(doc: Any) -> str | None:
+    """A digest of what a document is about, which makes it depend on others with the same; None where it stands alone."""
+    found = next((doc[name] for name in PASSAGES if doc.get(name)), None) if isinstance(doc, Mapping) else None
+    return found if found is None else hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
 def _example(task: Any, document: Document) -> Example:
     target = task.doc_to_target(document.doc)
     if task.OUTPUT_TYPE == "multiple_choice" and isinstance(target, int) and not task.multiple_input:
         target = task.doc_to_choice(document.doc)[target]
     answers = target if isinstance(target, list | tuple) else [target]
     length = document.doc.get("max_length") if isinstance(document.doc, Mapping) else None
+    passage = _passage(document.doc)
     rolling = document.instances[0].request_type == "loglikelihood_rolling"
     return Example(
         id=document.id,
@@ -178,6 +190,7 @@ def _example(task: Any, document: Document) -> Example:
         question="",
         answer_prefix="",
         answers=() if rolling else tuple(map(str, answers)),
+        group_id="" if passage is None else f"{document.task}-{passage}",
         choices=tuple(str(one.args[1]) for one in document.instances if one.request_type == "loglikelihood"),
         length=length if whole(length, 1) else None,
     )

@@ -1,15 +1,20 @@
 """What holds for every test: under CI a skipped test is a failed one, for CI installs all that a test may need.
 
-But for what the oldest supported transformers has not: families and kinds of caches came later.
+But for what the oldest supported transformers has not: families and kinds of caches came later. And what tests of several rooms
+ask for by name.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from importlib.metadata import version
 
+import hydra
 import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from harness.files.paths import CONF
 
 OLDEST = version("transformers").startswith("5.2.")
 LACKS = ("transformers ", "this version of transformers ")  # how the reasons of such skips begin
@@ -25,3 +30,11 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped, which CI does not allow: {call.excinfo and call.excinfo.value}"
     return report
+
+
+@pytest.fixture
+def composing() -> Iterator[None]:
+    """Hydra is ready with conf/, as in the command itself; a module asks for it with `usefixtures`."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+    GlobalHydra.instance().clear()

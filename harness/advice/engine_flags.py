@@ -8,6 +8,8 @@ from typing import Any
 FLAGS = {  # by the codec of keys and values; nearest, not equal: engines group and round in their own ways
     "fp8_e4m3": "vLLM: --kv-cache-dtype fp8_e4m3; SGLang: --kv-cache-dtype fp8_e4m3; TensorRT-LLM: kv_cache_quant_algo FP8",
     "fp8_e5m2": "vLLM: --kv-cache-dtype fp8_e5m2; SGLang: --kv-cache-dtype fp8_e5m2",
+    "nvfp4": "TensorRT-LLM: KvCacheConfig(dtype='nvfp4') with a quantized checkpoint; vLLM (0.21 on): --kv-cache-dtype nvfp4",
+    "mxfp4": "SGLang: --kv-cache-dtype fp4_e2m1 (groups of 16)",
     "int8": "LMDeploy: --quant-policy 8",
     "int8_static": "TensorRT-LLM: kv_cache_quant_algo INT8",
     "int8_tensor": "TensorRT-LLM: kv_cache_quant_algo INT8",
@@ -18,11 +20,12 @@ FLAGS = {  # by the codec of keys and values; nearest, not equal: engines group 
 
 
 def flag(stack_config: Mapping[str, Any], codec_info: Mapping[str, Any]) -> str | None:
-    """The nearest engine setting of a stack that only stores in fewer bits; None where tokens leave or no engine has it.
+    """The nearest engine setting of a stack that only stores in fewer bits; None where it does more, or no engine has it.
 
     codec_info: of a record, which names the codecs that were used.
     """
-    names = {str((codec_info.get(role) or {}).get("codec", "")) for role in ("keys", "values")}
-    if stack_config.get("keep") is not None or len(names) != 1:
-        return None
-    return FLAGS.get(names.pop())
+    codecs = [codec_info.get(role) for role in ("keys", "values")]
+    names = {str(one.get("codec", "")) if isinstance(one, Mapping) else "" for one in codecs}
+    more = any(stack_config.get(part) is not None for part in ("keep", "share"))
+    stored_so = stack_config.get("rope", "post") == "post" and stack_config.get("positions", "original") == "original"
+    return FLAGS.get(names.pop()) if len(names) == 1 and stored_so and not more else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from harness.advice.engine_flags import flag
 from harness.advice.guarantee import Candidate
 from harness.advice.loss_units import Record, bounded, units
 from harness.analysis.labels import mode
-from harness.analysis.point_measures import mean, number
+from harness.analysis.point_measures import mean, number, without_bytes
 from harness.analysis.point_row import BASE, Point, configurations, example_of
+from harness.files.plain_files import say_once
 from harness.records.current import current_records
 from harness.records.progress import manifests
 
@@ -49,7 +51,7 @@ class Evidence:
     """Points of one model, task and mode of one run.
 
     Attributes:
-        arms: smaller than the full cache or not, without the full cache itself.
+        arms: smaller than the full cache or not, without the full cache itself. left_out: those that say nothing, and why.
         full_score: mean score of the full cache; longest: tokens of the longest context scored.
         peeked: whether any invocation chose its number of examples while looking (`limit=auto`).
         bounded: whether scores are shares, so that a loss has a guarantee at all. higher_is_better: of the score.
@@ -61,6 +63,7 @@ class Evidence:
     task: str
     mode: str
     arms: tuple[Arm, ...]
+    left_out: tuple[str, ...]
     full_score: float
     longest: int
     peeked: bool
@@ -75,10 +78,13 @@ class Evidence:
 
 
 def evidence(folders: Iterable[Path]) -> list[Evidence]:
-    """The evidence of run folders, in their order; UserError for a folder that is none of ours."""
+    """The evidence of run folders, each once, in their order; UserError for a folder that is none of ours."""
     found: list[Evidence] = []
-    for folder in folders:
-        records = current_records(folder)[0].records
+    for folder in {path.resolve(): path for path in folders}.values():
+        loaded, stale = current_records(folder)
+        if stale:
+            say_once(stale)
+        records = loaded.records
         about = manifests(folder)
         runs: dict[tuple[Any, ...], list[Point]] = {}
         for point in configurations(records):
@@ -90,6 +96,7 @@ def evidence(folders: Iterable[Path]) -> list[Evidence]:
 def _of_run(folder: Path, points: Sequence[Point], manifest: Json) -> Evidence:
     base = {key: record for point in points if point.first["stack"] == BASE for key, record in point.latest.items()}
     first = points[0].first
+    why = {point.label: _says_nothing(point) for point in points if point.first["stack"] != BASE}
     scored = [record for point in points for record in point.scored.values()]
     full = [number(record["score"]) for point in points if point.first["stack"] == BASE for record in point.scored.values()]
     return Evidence(
@@ -97,7 +104,8 @@ def _of_run(folder: Path, points: Sequence[Point], manifest: Json) -> Evidence:
         model=str(first["model"]),
         task=str(first["task"]),
         mode=mode(first),
-        arms=tuple(_arm(point, base) for point in points if point.first["stack"] != BASE),
+        arms=tuple(_arm(point, base) for point in points if why.get(point.label) == ""),
+        left_out=tuple(f"{label}: {reason}" for label, reason in why.items() if reason),
         full_score=mean(full),
         longest=max((int(record["tokens_seen"]) for record in scored), default=0),
         peeked=any(point.adaptive for point in points),
@@ -107,15 +115,26 @@ def _of_run(folder: Path, points: Sequence[Point], manifest: Json) -> Evidence:
     )
 
 
+def _says_nothing(point: Point) -> str:
+    """Why a point is no candidate; "" where it is one. Without any score it is one that lacks evidence."""
+    scored = list(point.scored.values())
+    if lacking := sum(map(without_bytes, scored)):
+        return f"bytes of {lacking} of {len(scored)} examples are missing or not above zero"
+    if scored and all(record["status"] == "not_exercised" for record in scored):
+        return "nothing was compressed on any of its examples"
+    return ""
+
+
 def _arm(point: Point, base: Mapping[Any, Record]) -> Arm:
     scored = list(point.scored.values())
     nbytes = mean([number(record["kv_bytes_context"]) for record in scored])
-    whole = mean([number(base[example_of(record)]["kv_bytes_context"]) for record in scored if example_of(record) in base])
+    full = [base[example_of(record)] for record in scored if example_of(record) in base]
+    whole = mean([number(record["kv_bytes_context"]) for record in full])
     known = units(point, base) if scored else None
     return Arm(
         candidate=Candidate(point.label, nbytes, known if known is not None and known.n else None, str(point.first["stack"])),
         score=mean([number(record["score"]) for record in scored]),
-        ratio=nbytes / whole,
+        ratio=nbytes / whole if whole > 0 else math.nan,
         stack_config=point.first["stack_config"],
         flag=flag(point.first["stack_config"], point.first["codec_info"]),
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binom
 
-from harness.advice.loss_units import Units
+from harness.analysis.clusters import Units
 from harness.analysis.sequences import Floats, anytime_p
 
 

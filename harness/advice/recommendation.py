@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.advice.evidence import Arm, Evidence, joint
@@ -49,8 +49,9 @@ def _of_task(one: Evidence, wish: Wish) -> Iterator[str]:
             f"settle it with: {_command(one, [longer])}"
         )
         return
+    yield from (f"  left out: {line}" for line in one.left_out)
     if not one.arms:
-        yield "  nothing but the full cache was measured"
+        yield "  nothing but the full cache was measured" if not one.left_out else "  nothing else was measured"
         return
     sized = sizes(one, wish.seq) if wish.seq is not None else None
     if sized is not None and sized.shape is None:
@@ -63,8 +64,10 @@ def _of_task(one: Evidence, wish: Wish) -> Iterator[str]:
     yield from _guaranteed(one, arms, sized, wish) if wish.max_loss is not None else _best(one, arms, sized, wish)
 
 
-def _task(one: Evidence) -> dict[str, object]:
-    return dict(one.manifest.get("config", {}).get("task") or {})
+def _task(one: Evidence) -> Mapping[str, object]:
+    """The task's settings, as far as the manifest of a folder that may be anybody's holds some."""
+    found = one.manifest.get("config", {}).get("task")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _bytes(arm: Arm, sized: Sizes | None) -> float:
@@ -139,7 +142,7 @@ def _more(one: Evidence, test: Test, wish: Wish) -> Iterator[str]:
 def _enough(one: Evidence, needed: int, n: int) -> list[str]:
     """Overrides that give a task so many units: more needles a cell, or more examples."""
     cell = _task(one).get("per_cell")
-    if isinstance(cell, int) and n:
+    if type(cell) is int and cell > 0 and n:
         return [f"task.per_cell={math.ceil(cell * needed / n)}", "limit=null"]
     return [f"limit={needed}"]
 
@@ -147,8 +150,10 @@ def _enough(one: Evidence, needed: int, n: int) -> list[str]:
 def _command(one: Evidence, changes: Sequence[str]) -> str:
     """The command of the run with these overrides in the place of its own."""
     replaced = {key_of(change) for change in changes}
-    kept = [text for text in one.manifest.get("command", []) if key_of(text) not in replaced]
-    return shlex.join(["python", "-m", "harness", *map(str, kept), *changes])
+    given = one.manifest.get("command")
+    known = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
+    kept = [text for text in known if key_of(text) not in replaced]
+    return shlex.join(["python", "-m", "harness", *kept, *changes])
 
 
 def _jointly(found: Sequence[Evidence], wish: Wish) -> Iterator[str]:

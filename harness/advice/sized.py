@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.advice.evidence import Arm, Evidence
+from harness.configure.kinds import of_kind
 from harness.configure.trusted import Builder
 from harness.errors import UserError
 from harness.kv.shape import ModelShape
-from harness.models.load import DTYPES
+from harness.models.load import DTYPES, ModelSpec
 from harness.planning.sizes import size
 from harness.planning.whole_shape import whole_shape
 from harness.stages.stack import Stack
@@ -47,8 +48,8 @@ class Sizes:
 def sizes(found: Evidence, seq: int) -> Sizes:
     """What is needed to size the arms of a run; without its model's configuration nothing can be, and `why` says so."""
     try:
-        spec = Builder()(found.manifest["config"]["model"], "model")
+        spec = of_kind(Builder()(found.manifest.get("config", {}).get("model"), "model"), ModelSpec, "model")
         shape = whole_shape(spec.config(), DTYPES[spec.dtype])
-    except (UserError, KeyError) as error:
+    except UserError as error:
         return Sizes(None, 2, seq, f"the shape of {found.model} is not known here ({error})")
     return Sizes(shape, DTYPES[spec.kv_dtype].itemsize, seq)

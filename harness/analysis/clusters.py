@@ -6,7 +6,7 @@ In arrays of numbers and the document of each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,42 @@ class Interval:
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
+
+
+@dataclass(frozen=True, eq=False)  # known by identity: arrays have no hash
+class Units:
+    """One value a unit (a document, whatever the seeds of its questions), over what an arm and the full cache both answered.
+
+    Attributes:
+        names: the units, in the order in which they were asked.
+        losses: mean over the unit's questions of max(0, full - arm); for right and wrong answers the share of questions that
+            the full cache answers right and the arm wrong, which bounds the net loss from above.
+        differences: mean of arm - full.
+    """
+
+    names: tuple[str, ...]
+    losses: Floats
+    differences: Floats
+
+    @property
+    def n(self) -> int:
+        """Units."""
+        return len(self.names)
+
+    @property
+    def binary(self) -> bool:
+        """Whether every loss is 0 or 1."""
+        return bool(np.isin(self.losses, (0.0, 1.0)).all())
+
+
+def paired(answers: Iterable[tuple[str, float, float]]) -> Units:
+    """The units of questions, each as (unit, score of the arm, score of the full cache), in the order they first come."""
+    found: dict[str, list[float]] = {}
+    for unit, arm, full in answers:
+        found.setdefault(unit, []).append(arm - full)
+    every = [np.array(differences, dtype=np.float64) for differences in found.values()]
+    losses, means = ([of.mean() for of in kind] for kind in ([np.maximum(-one, 0.0) for one in every], every))
+    return Units(tuple(found), np.array(losses, dtype=np.float64), np.array(means, dtype=np.float64))
 
 
 def group_totals(groups: NDArray[np.object_], *columns: Floats) -> Floats:

@@ -25,6 +25,7 @@ from harness.analysis.clusters import (
     effective_size,
     group_totals,
     jackknife_p,
+    paired,
     sign_flip_p,
 )
 from harness.analysis.sequences import sequence
@@ -120,7 +121,9 @@ def estimate(sample: Sample, how: Aggregate) -> Estimate:
     totals = group_totals(sample.groups, sample.scores * sample.weights, sample.weights)
     documents = totals.shape[1]
     if sample.adaptive and how == "mean" and _bounded(sample):
-        return Estimate(value, _at_every_look(sample.groups, sample.scores, 0.0, 1.0), documents=documents)
+        return Estimate(
+            value, _at_every_look(sample.groups, sample.scores, np.zeros_like(sample.scores), 0.0), documents=documents
+        )
     if how == "mean" and sample.is_proportion:
         worth = effective_size(sample.scores, sample.groups)
         return Estimate(value, wilson(value * worth, worth), documents=documents)
@@ -140,7 +143,7 @@ def difference(first: Sample, second: Sample, how: Aggregate) -> Estimate:
     totals = group_totals(first.groups, *columns)
     documents = totals.shape[1]
     if first.adaptive and how == "mean" and _bounded(first, second):
-        interval = _at_every_look(first.groups, first.scores - second.scores, -1.0, 1.0)
+        interval = _at_every_look(first.groups, first.scores, second.scores, -1.0)
         return Estimate(value, interval, documents=documents)
     if how == "mean" and first.is_proportion and second.is_proportion:
         return Estimate(value, *_of_proportions(first, second, totals), exact=True, documents=documents)
@@ -153,14 +156,14 @@ def difference(first: Sample, second: Sample, how: Aggregate) -> Estimate:
     return Estimate(value, interval, p, documents=documents)
 
 
-def _at_every_look(groups: NDArray[np.object_], values: Floats, low: float, high: float) -> Interval:
-    """Interval that holds however often it was looked at: of the means of documents, in the order of the groups."""
-    names = list(dict.fromkeys(groups.tolist()))
-    place = {name: i for i, name in enumerate(names)}
-    index = np.array([place[name] for name in groups.tolist()])
-    means = np.bincount(index, weights=values) / np.bincount(index)
-    found = sequence(means, low, high)
-    return Interval(min(found.low, float(values.mean())), max(found.high, float(values.mean())))
+def _at_every_look(groups: NDArray[np.object_], scores: Floats, base: Floats, low: float) -> Interval:
+    """Interval that holds however often it was looked at: of what documents differ by from `base`, in the order of the groups.
+
+    low: what no difference is below; none is above 1.
+    """
+    found = sequence(paired(zip(groups.tolist(), scores.tolist(), base.tolist(), strict=True)).differences, low, 1.0)
+    mean = float((scores - base).mean())
+    return Interval(min(found.low, mean), max(found.high, mean))
 
 
 def _of_proportions(first: Sample, second: Sample, totals: Floats) -> tuple[Interval, float]:

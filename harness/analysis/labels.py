@@ -37,7 +37,10 @@ def budget_of(record: Mapping[str, Any]) -> Budget:
         if key.endswith(("budget.value", "budget.unit")):
             budget[key.rsplit(".", 1)[1]] = value
     value, unit = budget.get("value"), budget.get("unit")
-    return Budget(number(None), value) if isinstance(value, str) else Budget(number(value), unit)
+    if isinstance(value, str):
+        return Budget(number(None), value)
+    known = isinstance(value, int | float) and isinstance(unit, str | None)  # a folder may hold anything under these names
+    return Budget(number(value), unit) if known else Budget(number(None), None)
 
 
 def label_of(record: Mapping[str, Any]) -> str:
@@ -70,7 +73,7 @@ def bits_of(codec: object) -> int | None:
     if codec.get("inner") is not None:
         return bits_of(codec["inner"])
     name = str(codec.get("_target_", "")).rsplit(".", 1)[-1]
-    found = re.fullmatch(r"(?:Int|Float)(\d+)(?:Static)?", name)
+    found = re.fullmatch(r"(?:Int|(?:Nv)?Float)(\d+)(?:Static)?", name)
     return 16 if _exact(codec) else int(found[1]) if found else None
 
 

@@ -29,8 +29,8 @@ _NONE = Estimate(math.nan, UNKNOWN)
 
 
 def cell_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Rows of `points.cells`, in the order the configurations first appear; records without a place are left out."""
-    placed = [record for record in records if all(record.get(name) is not None for name in SPLIT)]
+    """Rows of `points.cells`, in the order the configurations first appear; records without a place in numbers are left out."""
+    placed = [record for record in records if all(isinstance(record.get(name), int | float) for name in SPLIT)]
     bases: dict[tuple[Any, ...], dict[Any, Record]] = defaultdict(dict)
     for record in placed:
         if record["stack"] == BASE:

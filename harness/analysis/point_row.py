@@ -167,7 +167,7 @@ def _json(value: object) -> str:
 
 
 def _as_asked(item: tuple[Any, Record]) -> str:
-    return place(item[1]["seed"], str(document_of(item[1])))
+    return place(str(document_of(item[1])))
 
 
 def is_scored(record: Record) -> bool:

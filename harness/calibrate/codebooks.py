@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.calibrate.calibration_text import CalibrationText, exact_rows, of_role
+from harness.calibrate.gradients import squared_gradients
 from harness.engine.engine import Engine
 from harness.errors import UserError
 from harness.models.load import LM
@@ -43,7 +44,8 @@ def measured(
     """Named ROLE.LAYER.low and .high [h, D], fp32, and .counts [BINS], fp64, of the layer's numbers brought to -1 .. 1.
 
     A channel's range leaves out half of `fitting.share` of its numbers at each end. Two prefills a window: one for the ranges,
-    which codecs without them are spared, and one for the counts.
+    which codecs without them are spared, and one for the counts; with Fisher weights, which are counted instead of numbers, a
+    backward pass too.
     """
     windows = [ids for ids in windows if len(ids) > fitting.skip]
     if not windows:
@@ -59,14 +61,37 @@ def measured(
         ranges = _ends(map(rows, windows), math.floor(fitting.share / 2 * n + 1e-9) + 1)
     counts: dict[str, Tensor] = {}
     for ids in windows:
+        squares = squared_gradients(engine, ids, unrotated=unrotated) if fitting.weights == "fisher" else {}
         for name, x in rows(ids).items():
-            units = fitting.units(x, *ranges.get(name, (None, None)))
-            new = torch.histc(units.cpu(), BINS, -1, 1).double()
+            fisher = squares[name][:, fitting.skip :] if squares else None
+            low, high = ranges.get(name, (None, None))
+            new = _histogram(*fitting.units(x, low, high, fisher))
             counts[name] = counts[name] + new if name in counts else new
+    if fitting.weights == "fisher":
+        _check_sums(counts)
     found = {f"{name}.counts": x for name, x in counts.items()}
     for name, (low, high) in ranges.items():
         found |= {f"{name}.low": low.contiguous().cpu(), f"{name}.high": high.contiguous().cpu()}
     return found
+
+
+def _histogram(units: Tensor, weights: Tensor | None) -> Tensor:
+    """How many numbers fall into each bin, or how much they weigh together, fp64 [BINS]."""
+    if weights is None:
+        return torch.histc(units.cpu(), BINS, -1, 1).double()
+    bins = ((units.cpu() + 1) * (BINS / 2)).long().clamp(max=BINS - 1)
+    return torch.bincount(bins, weights.cpu().double(), BINS)
+
+
+def _check_sums(counts: dict[str, Tensor]) -> None:
+    """Refuse (UserError) weights that are too large or too small for the model's dtype."""
+    for name, x in counts.items():
+        if not 0 < float(x.sum()) < math.inf:
+            role, layer = name.split(".")
+            raise UserError(
+                f"codec.weights='fisher' is not possible: gradients of the {role} of layer {layer} are all 0 or too large for "
+                "the model's dtype; legal are model.dtype=float32 or bfloat16, more tokens of text, or weights=plain"
+            )
 
 
 def _ends(windows: Iterable[dict[str, Tensor]], beyond: int) -> dict[str, tuple[Tensor, Tensor]]:

@@ -15,6 +15,8 @@ from harness.calibrate.low_rank_bases import bases
 from harness.calibrate.sensitivity import sensitivity
 from harness.calibrate.share_tables import measured_share
 from harness.engine.engine import Engine
+from harness.errors import UnfitStackError, UserError
+from harness.kv.memory import check_codecs
 from harness.models.load import LM
 from harness.stages.codec.base import Codec
 from harness.stages.codec.by_layer import ByLayer
@@ -29,10 +31,14 @@ def calibrated(stack: Stack, engine: Engine, lm: LM) -> Stack:
     """The stack, with limits for those of its codecs that ask for some, and with what its sharing asks for.
 
     Raises:
+        UnfitStackError: the model has no use for this stack, or lacks what is to be measured.
         UserError: the text cannot be had, or a table that the configuration pins is not what was measured.
     """
-    if stack.unrotated and None in engine.ropes:
-        return stack  # the model refuses this stack when it is run, and no other
+    try:
+        engine.check(stack)
+        check_codecs(stack, engine.shape)
+    except UserError as error:
+        raise UnfitStackError(str(error)) from None
     for role in ROLES:
         codec: Codec = getattr(stack, role)
         if codec.calibration is None and codec.span is None:

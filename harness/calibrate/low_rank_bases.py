@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.calibrate.calibration_text import CalibrationText, exact_rows, of_role
 from harness.engine.engine import Engine
-from harness.errors import UserError
+from harness.errors import UnfitStackError
 from harness.models.load import LM
 from harness.stages.bases import Bases, Span, principal
 from harness.stages.limits import Calibration
@@ -58,7 +58,7 @@ def of_text(
 def of_weights(engine: Engine, span: Span, role: str, *, unrotated: bool) -> dict[str, Tensor]:
     """The same of a projection's rows, its bias as one more column: W W^T."""
     if role == "keys" and not unrotated and any(rope is not None for rope in engine.ropes):
-        raise UserError("codec.of='weights' spans keys before RoPE: legal are compress.rope=pre or codec.of=text")
+        raise UnfitStackError("codec.of='weights' spans keys before RoPE: legal are compress.rope=pre or codec.of=text")
     layers = {int(m.layer_idx): m for m in engine.model.get_decoder().modules() if hasattr(m, "layer_idx")}
     found = {}
     for layer in engine.shape.full_layers:
@@ -73,9 +73,11 @@ def _rows(module: torch.nn.Module | None, role: str, width: int) -> Tensor:
     """The rows of a layer's projection [h * D, inputs], fp64, its bias as the last input."""
     projection = getattr(module, WEIGHTS[role], None)
     if not isinstance(projection, torch.nn.Linear) or projection.out_features != width:
-        raise UserError(f"codec.of='weights' is not possible with this model: no {WEIGHTS[role]} makes its {role}; {LEGAL}")
+        raise UnfitStackError(
+            f"codec.of='weights' is not possible with this model: no {WEIGHTS[role]} makes its {role}; {LEGAL}"
+        )
     if hasattr(module, NORMS[role]):
-        raise UserError(
+        raise UnfitStackError(
             f"codec.of='weights' is not possible with this model: its {role} are normed behind {WEIGHTS[role]}; {LEGAL}"
         )
     weight = projection.weight.detach().cpu().double()

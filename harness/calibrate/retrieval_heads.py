@@ -13,25 +13,27 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from harness.configure.arguments import check_arguments
 from harness.configure.compose import compose
+from harness.configure.options import MOST_SEED
+from harness.configure.overrides import own_keys, single
 from harness.configure.typed import build
 from harness.engine.engine import Engine
 from harness.errors import UserError, require
-from harness.files.paths import user_path
+from harness.files.paths import page_path
 from harness.kv.attention import NAME
 from harness.models.load import LM, ModelSpec, load
 from harness.stages.budget import Amount
 from harness.stages.keep import Keep
 from harness.stages.protocols import LayerView, Needs, Scorer
 from harness.stages.stack import Stack
-
-SETTINGS = {"share": float, "tokens": int, "repeats": int, "seed": int, "out": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,15 @@ class Calibration:
         require(ok, "share", self.share, "a fraction above 0 and at most 1")
         for name in ("tokens", "repeats"):
             value = getattr(self, name)
-            require(isinstance(value, int) and value > 1, name, value, "a whole number above 1")
+            require(type(value) is int and value > 1, name, value, "a whole number above 1")
+        require(type(self.seed) is int and abs(self.seed) < MOST_SEED, "seed", self.seed, "a whole number below 2^63")
+        require(isinstance(self.out, str), "out", self.out, "a file to write")
+        require(self.file.parent.is_dir(), "out", self.out, "a file in a folder that is there")
+
+    @property
+    def file(self) -> Path:
+        """Where the list goes."""
+        return page_path("out", self.out)
 
 
 @dataclass(frozen=True)
@@ -120,28 +130,27 @@ def calibrate(lm: LM, name: str, how: Calibration) -> dict[str, Any]:
 
 def _composed(arguments: Sequence[str]) -> tuple[ModelSpec, Calibration]:
     """(model, calibration) of the command line: model=... as everywhere, and the fields of Calibration."""
-    own = {a.partition("=")[0]: a.partition("=")[2] for a in arguments if a.partition("=")[0] in SETTINGS}
-    model = [a for a in arguments if a.partition("=")[0] not in own]
-    wrong = [a for a in model if not a.startswith(("model=", "model.", "+model."))]
-    if wrong:
-        raise UserError(f"{wrong[0]} is not possible: allowed are model=NAME, model.KEY=, {'=, '.join(SETTINGS)}=")
-    try:
-        typed = {key: SETTINGS[key](value) for key, value in own.items()}
-    except ValueError as error:
-        raise UserError(f"{' '.join(f'{k}={v}' for k, v in own.items())} is not possible: {error}") from None
-    how = Calibration(**typed)  # type: ignore[arg-type]
+    own, model = own_keys(arguments, Calibration.__dataclass_fields__, ("model",))
+    check_arguments(model)
+    given = {key: single(text) for key, text in own.items()}
+    for key, value in given.items():
+        if key != "out" and type(value) not in (int, float):
+            raise UserError(f"{own[key]} is not possible: a number")
+    how = Calibration(**given | {"share": float(given.get("share", Calibration.share))})
     spec: ModelSpec = build(OmegaConf.to_container(compose(model).model, resolve=True), "model")
     return spec, how
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the list; a user's mistake ends in one line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(given):
+        print(__doc__)
+        return
     try:
-        spec, how = _composed(sys.argv[1:] if arguments is None else arguments)
-        out = user_path(how.out)
-        require(out.parent.is_dir() and not out.is_dir(), "out", how.out, "a file in a folder that is there")
+        spec, how = _composed(given)
         found = calibrate(load(spec, NAME), spec.name, how)
-        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        how.file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         sys.exit(f"error: out={how.out!r} cannot be written: {error.strerror}")
     except UserError as error:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.calibrate.calibration_text import CalibrationText, of_role
 from harness.engine.engine import Engine
-from harness.errors import UserError
+from harness.errors import UnfitStackError
 from harness.kv.token_store import TokenStore
 from harness.models.load import LM
 from harness.stages.codec.base import Codec
@@ -30,7 +30,7 @@ def sensitivity(engine: Engine, lm: LM, codec: ByLayer, wanted: Calibration, rol
     role: "keys" or "values", whichever is stored by the codec; the other side stays exact.
     """
     if any(engine.shape.layers[layer].expanded for layer in engine.shape.full_layers):
-        raise UserError(
+        raise UnfitStackError(
             "codec.layers='sensitive' is not possible with this model: it stores latents, whose layers are not ranked; legal "
             "are first, last or a list"
         )

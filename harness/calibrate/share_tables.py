@@ -11,7 +11,9 @@ from harness.calibrate.calibration_text import ROLES, CalibrationText, exact_row
 from harness.engine.engine import Engine
 from harness.models.load import LM
 from harness.stages.limits import Calibration
+from harness.stages.protocols import Rope
 from harness.stages.share.aligned_heads import AlignedHeads, aligned
+from harness.stages.share.one_latent import OneLatent, mixed
 from harness.stages.share.sharing import Measured, Share
 
 FORMAT = 1  # of the tables and of how they are measured; part of their address
@@ -29,6 +31,9 @@ def measured_share(engine: Engine, lm: LM, share: Share, wanted: Calibration) ->
         groups = {str(i): share.heads(engine.shape.layers[i].heads) for i in engine.shape.full_layers}
         how: dict[str, object] = {"format": FORMAT, "stored_heads": groups}
         tables, about = text.table(engine, "bases.safetensors", how, lambda: bases(engine, text.windows, share))
+    elif isinstance(share, OneLatent):
+        how = {"format": FORMAT, "rope_heads": share.rope_heads}
+        tables, about = text.table(engine, "latents.safetensors", how, lambda: latents(engine, text.windows, share))
     else:
         how = {"format": FORMAT, "what": "similarities"}
         tables, about = text.table(engine, "similarities.safetensors", how, lambda: similarities(engine, text.windows))
@@ -63,6 +68,33 @@ def bases(engine: Engine, windows: Sequence[Sequence[int]], share: Share) -> dic
         for name, found in _products(dict(exact_rows(engine, ids)), share).items():
             products[name] = products[name] + found if name in products else found
     return {name: aligned(found).contiguous() for name, found in products.items()}
+
+
+def latents(engine: Engine, windows: Sequence[Sequence[int]], share: OneLatent) -> dict[str, Tensor]:
+    """How heads are mixed, and components of what is not rotated: turns.LAYER, vectors.LAYER, ratio.LAYER of full layers."""
+    moments: dict[int, Tensor] = {}
+    for ids in windows:
+        rows = dict(exact_rows(engine, ids, unrotated=True))
+        for layer in engine.shape.full_layers:
+            both_HNE = (rows[f"keys.{layer}"], rows[f"values.{layer}"])
+            x_NE = torch.cat([x.transpose(0, 1).flatten(1) for x in both_HNE], 1).cpu().double()
+            moments[layer] = moments.get(layer, 0) + x_NE.T @ x_NE
+    found: dict[str, Tensor] = {}
+    for layer, moment in moments.items():
+        heads, d_key, rope = engine.shape.layers[layer].heads, engine.shape.layers[layer].d_key, engine.ropes[layer]
+        assert rope is not None, "models without rotary positions are refused"
+        parts = mixed(moment, heads, d_key, partners(rope, d_key, engine.device), share.rotated(heads))
+        found |= {f"{name}.{layer}": x for name, x in parts._asdict().items()}
+    return found
+
+
+def partners(rope: Rope, d: int, device: torch.device) -> list[int]:
+    """For each channel of a key the one that a rotation turns it with, itself if it is not turned."""
+    turned_DD = (
+        rope.rotate(torch.eye(d, device=device)[:, None], torch.ones(1, dtype=torch.long, device=device))[:, 0].abs().cpu()
+    )
+    others = turned_DD.fill_diagonal_(0)
+    return [int(row.argmax()) if float(row.max()) > 0 else channel for channel, row in enumerate(others)]
 
 
 def _products(rows: Mapping[str, Tensor], share: Share) -> dict[str, Tensor]:

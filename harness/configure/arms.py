@@ -28,7 +28,8 @@ FULL = "full"
 class Arm:
     """One stack at one point, with its resolved configuration.
 
-    failure: why none of its records can be made (one line, traceback), where its calibration failed.
+    failure: why none of its records can be made (one line, traceback), where its calibration failed. refusal: why it is not
+    possible with this model, where calibration found that.
     """
 
     label: str
@@ -37,6 +38,7 @@ class Arm:
     stack: Stack
     spellings: tuple[str, ...] = ()  # what was asked for; several where it comes to the same
     failure: tuple[str, str] | None = None
+    refusal: str | None = None
 
     @property
     def name(self) -> str:

@@ -6,13 +6,15 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from harness.configure.overrides import NO_OVERRIDE
+
 CompositionError = (HydraException, OmegaConfBaseException)
 
 
 def said(error: BaseException) -> str:
     """What was asked for and what there is instead, from an error that Hydra or OmegaConf raised."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override} is not understood: it takes KEY=VALUE, every bracket closed, odd characters in quotes"
+        return f"{error.override} {NO_OVERRIDE}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
         return f"{group}={name} is not there: {', '.join(error.options)}"

@@ -17,7 +17,7 @@ import torch
 
 from harness.configure.arms import Arm, check_label
 from harness.configure.object_source import in_a_file, source_digest
-from harness.configure.typed import TARGET
+from harness.configure.typed import TARGET, check_fields
 from harness.errors import require
 from harness.files.digests import digest
 from harness.stages.stack import Stack, unused
@@ -102,20 +102,23 @@ def divided(stacks: Any) -> tuple[list[Any], list[tuple[str | None, Stack]]]:
 
 
 def with_values(found: Sequence[Arm], values: Sequence[tuple[str | None, Stack]]) -> list[Arm]:
-    """The arms of a configuration, and those that exist as values alone; what is there already is not added twice."""
+    """The arms of a configuration, and those that exist as values alone; what comes to the same is one, with all its names."""
     arms = {digest(arm.config): arm for arm in found}
     named = {arm.label for arm in found}
     for label, stack in values:
         require(label not in named, "stacks", label, "a label of your own, which no stack asked for by name has")
         if stack.compresses:  # the full cache is there in every run
             arm = arm_of(stack, label)
-            arms.setdefault(digest(arm.config), arm)
+            first = arms.setdefault(digest(arm.config), arm)
+            names = tuple(dict.fromkeys((*first.spellings, *arm.spellings)))
+            arms[digest(arm.config)] = replace(first, spellings=names)
     return list(arms.values())
 
 
 def arm_of(stack: Stack, label: str | None = None) -> Arm:
     """A stack that exists as a value, its budget as its point."""
     stack = replace(stack, **unused(stack.keep, stack.phase))
+    check_fields(stack, "compress")
     label = label or stack.describe()
     check_label(label, stack)
     point = {} if stack.keep is None else {"keep.budget.value": stack.keep.budget.value}

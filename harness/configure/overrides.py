@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 
-from harness.errors import require
+from harness.errors import UserError, require
 
 STACK = "compress"
+NO_OVERRIDE = "is not understood: it takes KEY=VALUE, every bracket closed, odd characters in quotes"
 
 
 def parsed(text: str) -> Override:
-    """The override that a text is (OverrideParseException where it is none)."""
-    return OverridesParser.create().parse_override(text)
+    """The override that a text is (UserError where it is none)."""
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException:
+        raise UserError(f"{text} {NO_OVERRIDE}") from None
 
 
 def key_of(override: str) -> str:
@@ -23,17 +29,25 @@ def key_of(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+~")
 
 
-def own_keys(overrides: Sequence[str], keys: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """(a command's own keys, with the override of each; the overrides that are left). UserError for a key given twice."""
+def own_keys(overrides: Sequence[str], keys: Collection[str], read: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """(a command's own keys, with the override of each; the overrides that are left).
+
+    read: top-level keys of a run that the command reads.
+
+    Raises:
+        UserError: a key given twice, or one of a run that nothing would come of here.
+    """
     own: dict[str, str] = {}
     rest = []
     for text in overrides:
         key = key_of(text)
-        if key not in keys:
-            rest.append(text)
+        if key in keys:
+            require(key not in own, key, text.partition("=")[2], "given twice")
+            own[key] = text
             continue
-        require(key not in own, key, text.partition("=")[2], "given twice")
-        own[key] = text
+        if re.split(r"[.@/=]", key.rpartition("@")[2])[0] not in read:
+            raise UserError(f"{text} is not possible: this command reads {', '.join(keys)}, and of a run {', '.join(read)}")
+        rest.append(text)
     return own, rest
 
 
@@ -52,6 +66,14 @@ def place_of(override: str) -> str | None:
 def plain(value: Any) -> Any:
     """A parsed value without its quotes."""
     return getattr(value, "text", value)
+
+
+def single(text: str, several: str = "one value is asked for here") -> Any:
+    """The one value of an override without its quotes; UserError where it is a sweep, or none."""
+    override = parsed(text)
+    if override.is_sweep_override():
+        raise UserError(f"{text} is not possible: {several}")
+    return plain(override.value())
 
 
 def values(override: str) -> Iterator[tuple[str, Any]]:

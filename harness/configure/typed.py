@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from pkgutil import resolve_name
 from types import NoneType, UnionType
@@ -54,6 +54,19 @@ def check_types(config: Any, path: str) -> None:
     elif isinstance(config, list | tuple):
         for number, value in enumerate(config):
             check_types(value, f"{path}[{number}]")
+
+
+def check_fields(value: Any, path: str) -> None:
+    """The same rule for a part that exists as an object: refuse the first number, text or list that its field does not take."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return
+    arguments = _arguments_of(type(value))
+    for one in fields(value):
+        held, here = getattr(value, one.name), f"{path}.{one.name}"
+        if isinstance(held, bool | int | float | str | list | tuple) and one.name in arguments:
+            _check(held, *arguments[one.name], here)
+            check_types(held, here)
+        check_fields(held, here)
 
 
 def made(config: Any, path: str) -> Any:
@@ -118,7 +131,14 @@ def _arguments(target: str) -> dict[str, tuple[Any, Any]]:
     Annotations that cannot be resolved, because they name what is imported for type checkers alone, check nothing.
     """
     try:
-        found = resolve_name(target)
+        return _arguments_of(resolve_name(target))
+    except Exception:
+        return {}
+
+
+def _arguments_of(found: Any) -> dict[str, tuple[Any, Any]]:
+    """(annotation, default) of what a class or function takes; none where its annotations cannot be resolved."""
+    try:
         plain = inspect.isclass(found) and not is_dataclass(found)  # a dataclass's fields are each resolved in their own module
         hints = get_type_hints(found.__init__ if plain else found)
         parameters = inspect.signature(found).parameters

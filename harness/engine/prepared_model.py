@@ -18,7 +18,7 @@ from harness.kv.families.own_attention import adapt
 from harness.kv.families.position_tables import position_table
 from harness.kv.families.states import Entrance
 from harness.kv.forward import CURRENT, Forward
-from harness.kv.honoured import no_moments, unsupported
+from harness.kv.honoured import no_gradients, no_moments, unsupported
 from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
@@ -130,10 +130,22 @@ class PreparedModel:
                 f"compress.keys={stack.keys.name} is not possible with model type {kind!r}: it compares queries with keys, and "
                 "this model stores latents; legal are codecs that look at what is stored alone"
             )
+        for role, codec in (("keys", stack.keys), ("values", stack.values)):
+            fitting = getattr(codec, "fitting", None)
+            if fitting is not None and fitting.weights == "fisher" and (why := no_gradients(self.shape)):
+                raise UserError(
+                    f"compress.{role}.weights='fisher' is not possible with model type {kind!r}: {why}, and gradients of "
+                    "keys and values are needed; legal is weights=plain"
+                )
         if stack.needs.query_moments and self.rope_moves:
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: its rotation moves")
         if stack.needs.query_moments and (why := no_moments(self.model)):
             raise UserError(f"a scorer that predicts queries is not possible with model type {kind!r}: {why}")
+        if stack.share is not None and stack.share.folds and None in self.ropes:
+            raise UserError(
+                f"compress.share={type(stack.share).__name__} is not possible with model type {kind!r}: it has no rotary "
+                "positions that can be rotated back, and part of its keys would lose theirs; legal are other shares"
+            )
         layout = Layout.of(stack.share, self.shape, bases=False)
         places = {layer: g for g, group in enumerate(self.groups) for layer in group}
         for layers in layout.together:
@@ -176,6 +188,7 @@ class PreparedModel:
             starts=[cache.next_position for cache in caches],
             unrotated=[cache.unrotated for cache in caches],
             by_index=[cache.by_index for cache in caches],
+            by_row=self.invariant,
             teams=None if batch is None else batch.teams,
             reference=reference,
             latents=self.latents,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from harness.analysis.clusters import paired
 from harness.analysis.sequences import Floats, sequence
 from harness.configure.arms import FULL
 from harness.errors import UserError
@@ -14,6 +13,7 @@ from harness.evaluation.planned import Planned
 from harness.files.digests import place
 from harness.files.json_values import Json
 from harness.records.schema import FINAL
+from harness.records.shards import Standing, standing
 from harness.records.store import Store
 
 FIRST = 12  # units of the first round
@@ -41,8 +41,9 @@ def resolved(differences: Floats, precision: float) -> bool:
 class Adaptive:
     """What to ask next, from what was answered: iterate, and make each round's records before the next is asked for.
 
-    Units are documents (`group_id`), in a random order that scores do not decide. An arm is asked on every unit until it is
-    resolved; the full cache is on all that any arm needs.
+    Units are documents (`group_id`), whatever the seeds of their questions, in a random order that scores do not decide. An arm
+    is asked on every unit until it is resolved; the full cache is on all that any arm needs. An arm that no unit has said
+    anything of, as all its records failed or were refused, goes along while others go on, and keeps no round going by itself.
 
     Attributes:
         took: units that each resolved arm needed, by its name.
@@ -54,6 +55,7 @@ class Adaptive:
     precision: float
     took: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    _scores: dict[str, tuple[Standing, float | None]] = field(default_factory=dict)  # of records with a final status, by key
 
     def __iter__(self) -> Iterator[list[Planned]]:
         units = self._units()
@@ -63,33 +65,49 @@ class Adaptive:
             wanted = {FULL, *self.left}
             yield [one for unit in units[before:n] for one in unit if {one.arm.label, one.arm.name} & wanted]
             before = n
-            self._resolve(units[:n])
-            if not self.left:
+            if not self._resolve(units[:n]):
                 return
 
     def _units(self) -> list[list[Planned]]:
         """The records of each unit, in the order in which units are asked for."""
         found: dict[str, list[Planned]] = {}
         for one in self.planned:
-            found.setdefault(place(one.seed, one.example.group_id or one.example.id), []).append(one)
+            found.setdefault(_place(one), []).append(one)
         return [found[name] for name in sorted(found)]
 
-    def _resolve(self, units: Sequence[Sequence[Planned]]) -> None:
-        """Take out the arms that these units resolve."""
-        scores = {record["key"]: _score(record) for record in self.store.records() if record["status"] in FINAL}
+    def _resolve(self, units: Sequence[Sequence[Planned]]) -> bool:
+        """Take out the arms that these units resolve; whether more units could resolve one of those that are left."""
+        self._take_in()
+        hope = False
         for name in list(self.left):
-            differences = [mean for unit in units if (mean := _difference(unit, name, scores)) is not None]
-            if resolved(np.array(differences), self.precision):
+            differences = paired(pair for unit in units for pair in self._pairs(unit, name)).differences
+            if resolved(differences, self.precision):
                 self.took[name] = len(differences)
                 self.left.remove(name)
+            else:
+                hope = hope or len(differences) > 0
+        return hope
+
+    def _take_in(self) -> None:
+        """Note the scores that were written since the round before: no record is read twice."""
+        for record in self.store.fresh():
+            rank = standing(record)
+            if record["status"] in FINAL and rank >= self._scores.get(record["key"], (rank, None))[0]:
+                self._scores[record["key"]] = rank, _score(record)
+
+    def _pairs(self, unit: Sequence[Planned], name: str) -> Iterator[tuple[str, float, float]]:
+        """(unit, score of the arm, score of the full cache) of every question of a unit that both were scored on."""
+        score = {one.key: self._scores[one.key][1] for one in unit if one.key in self._scores}
+        full = {(one.seed, one.example.id): score.get(one.key) for one in unit if one.arm.label == FULL}
+        for one in unit:
+            arm, whole = score.get(one.key), full.get((one.seed, one.example.id))
+            if one.arm.name == name and arm is not None and whole is not None:
+                yield _place(one), arm, whole
 
 
-def _difference(unit: Sequence[Planned], name: str, scores: Mapping[str, float | None]) -> float | None:
-    """Mean of arm - full over the questions of a unit that both were scored on."""
-    full = {one.example.id: scores.get(one.key) for one in unit if one.arm.label == FULL}
-    pairs = [(scores.get(one.key), full.get(one.example.id)) for one in unit if one.arm.name == name]
-    known = [arm - whole for arm, whole in pairs if arm is not None and whole is not None]
-    return float(np.mean(known)) if known else None
+def _place(one: Planned) -> str:
+    """Where the unit of a record stands in the order in which units are asked for."""
+    return place(one.example.group_id or one.example.id)
 
 
 def _score(record: Json) -> float | None:

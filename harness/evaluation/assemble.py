@@ -22,7 +22,7 @@ from harness.engine.batches import one_line
 from harness.engine.engine import Engine
 from harness.engine.scheduler import Scheduler
 from harness.engine.time_limit import TimedEngine
-from harness.errors import UserError, require
+from harness.errors import UnfitStackError, UserError, require
 from harness.evaluation.evaluate import Runner, evaluate
 from harness.evaluation.lm_eval_runner import LmEvalRunner
 from harness.evaluation.planned import Planned, Setup, samples_of
@@ -34,6 +34,7 @@ from harness.files.json_values import Config, Json
 from harness.files.paths import user_path
 from harness.kv.attention import NAME
 from harness.kv.compat import shape_of
+from harness.kv.shared.stored_shape import stored_dims
 from harness.models.load import LM, ModelSpec, load, outline
 from harness.records import keys as identity
 from harness.records.store import Store
@@ -42,9 +43,8 @@ from tasks.lm_eval_task import LmEval
 from tasks.stream import Stream
 
 NOT_IDENTITY = "compress stacks limit precision results_dir memory_limit progress redo time_limit decoded_views".split()
-Build = Callable[
-    [object, str], object
-]  # from the configuration of a model, a task, ... and its name, which a refusal starts with
+# From the configuration of a model, a task, ... and its name, which a refusal starts with:
+Build = Callable[[object, str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,24 +161,26 @@ def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build
         batch_invariant=engine.invariant,
         adaptive=options.auto,
     )
-    ready = tuple(_calibrated(arm, engine, lm) for arm in arms)
+    ready = tuple(calibrated_arm(arm, engine, lm) for arm in arms)
     return Bench(config=config, options=options, lm=lm, engine=engine, task=task, corpus=corpus, setup=setup, arms=ready)
 
 
 def _check_calibration(arms: Sequence[Arm]) -> None:
     """Calibration text that cannot be had ends the run before the model loads."""
-    for arm in arms:
-        for wanted in arm.stack.calibrations:
-            wanted.corpus.documents()
+    for wanted in (one for arm in arms for one in arm.stack.calibrations):
+        wanted.corpus.documents()
 
 
-def _calibrated(arm: Arm, engine: Engine, lm: LM) -> Arm:
+def calibrated_arm(arm: Arm, engine: Engine, lm: LM) -> Arm:
     """An arm whose codecs have their limits; the digest of their table joins its configuration, and so the record's key.
 
-    Where measuring them fails, for want of time or memory, its records fail, and no other's.
+    Where measuring them fails, for want of time or memory, its records fail, and where the model does not allow the stack they
+    are refused: no other's. UserError for what concerns the whole run, such as a cache that cannot be written.
     """
     try:
         stack = calibrated(arm.stack, engine, lm)
+    except UnfitStackError as error:
+        return replace(arm, refusal=str(error))
     except UserError:
         raise
     except Exception as error:
@@ -187,8 +189,7 @@ def _calibrated(arm: Arm, engine: Engine, lm: LM) -> Arm:
         return arm
     config = copy.deepcopy(arm.config)
     for role in (*ROLES, "share"):
-        part = getattr(stack, role)
-        about = part and part.info().get("calibration")
+        about = (part := getattr(stack, role)) and part.info().get("calibration")
         if isinstance(about, Mapping) and config[role].get("calibration"):
             config[role]["calibration"]["table"] = about["table"]
     return replace(arm, stack=stack, config=config)
@@ -208,8 +209,8 @@ def outlined(config: Config, build: Build = typed.build) -> tuple[Options, Model
     options = Options.of(config)
     spec = of_kind(build(config["model"], "model"), ModelSpec, "model")
     task = of_kind(build(config["task"], "task"), Task, "task")  # type: ignore[type-abstract]
-    several = len(options.seeds) > 1
-    require(not several or _kind(task) != "lm_eval", "seed", list(options.seeds), "task=lm_eval takes one seed a run")
+    one = len(options.seeds) == 1 or _kind(task) != "lm_eval"
+    require(one, "seed", list(options.seeds), "task=lm_eval takes one seed a run")
     return options, spec, task
 
 
@@ -241,10 +242,9 @@ def _kind(task: Task) -> str:
 def _check_heads(found: Sequence[Arm], spec: ModelSpec) -> None:
     """Group sizes against the head dims of layers that stacks compress, from the model's config alone."""
     shape = shape_of(spec.config())
-    for arm in found:
-        for layer in {(shape.layers[i].d_key, shape.layers[i].d_value) for i in shape.full_layers}:
-            for role, codec, dim in (("keys", arm.stack.keys, layer[0]), ("values", arm.stack.values, layer[1])):
-                try:
-                    codec.check(dim)
-                except UserError as error:
-                    raise UserError(f"stack {arm.label!r}, {role}: {error}") from None
+    for arm, (d_key, d_value) in ((one, dims) for one in found for dims in stored_dims(one.stack.share, shape)):
+        for role, codec, dim in (("keys", arm.stack.keys, d_key), ("values", arm.stack.values, d_value)):
+            try:
+                codec.check(dim)
+            except UserError as error:
+                raise UserError(f"stack {arm.label!r}, {role}: {error}") from None

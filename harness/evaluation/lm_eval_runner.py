@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from harness.evaluation.planned import Planned, Setup, arm_digest
 from harness.evaluation.record_fields import Fields
 from harness.evaluation.record_maker import NOTHING, RecordMaker
 from harness.files.digests import digest
+from harness.files.paths import MOST
 from harness.files.plain_files import say_once
 from harness.lm_eval.documents import Response, firsts, nothing, read, requests_of, responses
 from harness.lm_eval.encoding import Encoder, LmEvalRequest, generation_limits, prompt_hash
@@ -184,12 +186,13 @@ class LmEvalRunner:
                     say_once(f"{self.store.folder}: the output of {one.example.id} is no answer of lm-eval's; passed over")
                     continue
                 by_arm.setdefault(one.arm.name, {})[one.example.id] = answers
+        files = file_names(by_arm)
         for name, answered in by_arm.items():
             with _one_process():
                 found = aggregate(self.task.loaded, answered, self.task.bootstrap_iters, self.task.unsafe_code)
             text = json.dumps(found, indent=1, default=str)
             self.store.write(
-                Path(f"lm_eval-{_file_name(name)}.json"),
+                Path(f"lm_eval-{files[name]}.json"),
                 lambda draft, text=text: draft.write_text(text, encoding="utf-8"),  # type: ignore[misc]
             )
 
@@ -199,8 +202,12 @@ def _of(planned: Planned) -> LmEvalPlanned:
     return planned
 
 
-def _file_name(arm: str) -> str:
-    return re.sub(r"[^\w.,=+-]", "-", arm)
+def file_names(arms: Iterable[str]) -> dict[str, str]:
+    """Each arm's name as part of a file's, none too long, no two alike whatever their case."""
+    short = {arm: re.sub(r"[^\w.,=+-]", "-", arm).encode()[:MOST].decode(errors="ignore") for arm in arms}
+    alike = Counter(name.casefold() for name in short.values())
+    cut = {arm: len(name) < len(arm) or alike[name.casefold()] > 1 for arm, name in short.items()}
+    return {arm: f"{name}-{digest(arm)[:8]}" if cut[arm] else name for arm, name in short.items()}
 
 
 @contextmanager

@@ -54,8 +54,8 @@ class Recorder:
         for one in planned:
             if one.arm.failure is not None:
                 self.write([self.failed(one, *one.arm.failure)])
-            elif one.refusal is not None:
-                self.write([self.refused(one, one.refusal)])
+            elif reason := one.refusal or one.arm.refusal:
+                self.write([self.refused(one, reason)])
             else:
                 yield one
 

@@ -14,6 +14,7 @@ from harness.families import page
 from harness.families.tiny import families
 from harness.families.trial import WRONG, Verdict, try_family
 from harness.files.paths import CONF
+from harness.files.pipes import end_with_reader
 
 HOME = CONF.parent / "results" / "reference"
 
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 if a family is run and gives another result than transformers; 2 with a line on what is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.families",
+        allow_abbrev=False,
         description="Builds every causal language model that transformers has as a tiny one and tries it: everything kept "
         "against transformers itself, tokens evicted against tokens masked, bytes against transformers' own cache.",
     )
@@ -54,4 +56,6 @@ def write(folder: Path, verdicts: Sequence[Verdict]) -> None:
 
 
 if __name__ == "__main__":
+    if "--write" not in sys.argv:  # its files are made after the last line
+        end_with_reader()
     sys.exit(main())

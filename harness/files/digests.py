@@ -12,6 +12,6 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def place(seed: int, unit: str) -> str:
-    """Where a unit (a document of a seed) stands among all: a random order, drawn from names alone, the same everywhere."""
-    return hashlib.sha256(f"{seed} {unit}".encode()).hexdigest()
+def place(unit: str) -> str:
+    """Where a unit (a document) stands among all: a random order, drawn from names alone, the same everywhere."""
+    return hashlib.sha256(unit.encode()).hexdigest()

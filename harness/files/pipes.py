@@ -6,6 +6,6 @@ import signal
 
 
 def end_with_reader() -> None:
-    """End silently then, as other commands of a terminal do. For commands that only print: it may end them at any line."""
+    """End silently then, as other commands of a terminal do, at any line. For commands that print last, or do nothing else."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

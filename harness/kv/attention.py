@@ -7,7 +7,7 @@ Registered once under our own name. Whatever the current `Forward` says is atten
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -19,12 +19,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.kv import honoured
 from harness.kv.attention_stats import column_sums, distances, query_moments, step_sums
+from harness.kv.families.chunk_masks import in_chunks
 from harness.kv.families.latent import Latent
 from harness.kv.families.softmax_attention import Seen, softmax_attention
 from harness.kv.families.temperature import temperature_of
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.head_group import Slot, with_new
 from harness.kv.shape import LayerShape
+from harness.kv.shared.flat_queries import beside_flat
 from harness.kv.teams import Team, in_order
 from harness.kv.token_store import own
 from harness.stages.protocols import Stats
@@ -118,6 +120,10 @@ class _Part:
     softmax: Softmax
     pos_RHN: Tensor | None = None
 
+    def of(self, rows: slice) -> _Part:
+        """The same for some of the rows."""
+        return self if self.pos_RHN is None else replace(self, pos_RHN=self.pos_RHN[rows])
+
 
 def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Output [R, L, Q, D] of rows whose stores have the same shape, part by part; their statistics go to the forward."""
@@ -136,7 +142,8 @@ def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Te
 
 def _attend_heads(call: _Call, team: Team, part: _Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same for one part, q [R, Q', L, D], k and v [R, H', L, D]."""
-    run, length, softmax = call.run, q.shape[2], part.softmax
+    run, length = call.run, q.shape[2]
+    q, k = beside_flat(run, call.layer, team.rows, part.slots, q, k)
     if team.views is not None:
         k, v = _shown(call, team, part, length)
     else:
@@ -145,15 +152,21 @@ def _attend_heads(call: _Call, team: Team, part: _Part, q: Tensor, k: Tensor, v:
             _turn_stored(call, team.rows, part.slots, k, length)
     if call.latent is not None:
         k, v = call.expanded(call.latent, team.rows, k, v, length)
-    if softmax.plain:
-        out = _sdpa(call, team.rows, q, k, v)
-    else:
-        part.pos_RHN = _positions(call, team.rows, part.slots, k) if softmax.positional else None
-        seen = Seen(k.shape[2] - length, call.shape.window, part.pos_RHN)
-        out = softmax_attention(q, k, v, call.scaling, softmax, seen)
+    if part.softmax.positional:
+        part.pos_RHN = _positions(call, team.rows, part.slots, k)
+    each = [_output(call, team.rows[at], part.of(at), q[at], k[at], v[at]) for at in run.calls(team.rows)]
+    out = each[0] if len(each) == 1 else torch.cat(each)
     if run.records and call.shape.window is None and not call.reads:
         _record(call, team.rows, part, q, k)
     return out
+
+
+def _output(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Output [R, L, Q', D] of some heads of these rows, in one call."""
+    if part.softmax.plain:
+        return _sdpa(call, rows, q, k, v)
+    seen = Seen(k.shape[2] - q.shape[2], call.shape.window, part.pos_RHN)
+    return softmax_attention(q, k, v, call.scaling, part.softmax, seen)
 
 
 def _sdpa(call: _Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -162,7 +175,7 @@ def _sdpa(call: _Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tens
     past = k.shape[2] - length
     mask = call.run.mask(past, length, call.shape.window, q.device)
     if mask is not None and call.shape.chunked:
-        mask = call.run.in_chunks(mask, rows, past, call.shape)
+        mask = in_chunks(call.run, mask, rows, past, call.shape)
     out: Tensor = sdpa_attention_forward(call.module, q, k, v, mask, scaling=call.scaling, **call.kwargs)[0]
     return out
 
@@ -198,8 +211,7 @@ def _turn_stored(call: _Call, rows: list[int], slots: Sequence[Slot], k_RHND: Te
         if n and call.run.is_unrotated(row):
             rope, pos = call.run.ropes[call.layer], call.run.own_positions(row, slot)
             assert rope is not None
-            old = k_HND[:, :n]
-            k_HND[:, :n] = rope.range(old, call.run.start(row) - n) if pos is None else rope.rotate(old, pos)
+            k_HND[:, :n] = rope.range(k_HND[:, :n], call.run.start(row) - n) if pos is None else rope.rotate(k_HND[:, :n], pos)
 
 
 def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> None:
@@ -212,25 +224,18 @@ def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> 
             group = q.shape[1] // k.shape[1]
             scaled = call.run.pick(call.scaled_BQD, [rows[i] for i in wanted])[:, heads.start * group : heads.stop * group]
             pos = None if pos_RHN is None else call.run.pick(pos_RHN, wanted)
-            found: Sequence[Tensor] = list(step_sums(scaled, call.run.pick(k, wanted), softmax, pos))
+            stored, calls = call.run.pick(k, wanted), call.run.calls(wanted)
+            parts = (step_sums(scaled[at], stored[at], softmax, None if pos is None else pos[at]) for at in calls)
+            found = [one for sums_RHN in parts for one in sums_RHN]
         else:  # summed block by block, and the size of a block must be the row's own affair
             each = [None] * len(rows) if pos_RHN is None else list(pos_RHN)
             found = [column_sums(q[i], k[i], call.scaling, softmax, each[i]) for i in wanted]
         sums = dict(zip(wanted, found if latent is None else [x.mean(0, keepdim=True) for x in found], strict=True))
-    for i, (row, need) in enumerate(zip(rows, needs, strict=True)):
-        if not need:
-            continue
+    for i, row, need in ((i, row, need) for i, (row, need) in enumerate(zip(rows, needs, strict=True)) if need):
         queries = own(q[i, :, -need.queries :]) if need.queries else None
-        mean, cov = _moments(call, row, q[i]) if need.query_moments else (None, None)
+        rope, start = call.run.query_rope(call.layer), call.run.start(row)
+        mean, cov = query_moments(q[i], rope, start) if need.query_moments else (None, None)
         call.run.stats[call.layer][row] = Stats(sums.get(i), queries, call.scaling, mean, cov, softmax)
-
-
-def _moments(call: _Call, row: int, q_QLD: Tensor) -> tuple[Tensor, Tensor]:
-    rope, start = call.run.query_rope(call.layer), call.run.start(row)
-    if rope is None:
-        return query_moments(q_QLD)
-    positions = torch.arange(start, start + q_QLD.shape[1], device=q_QLD.device)
-    return query_moments(rope.unrotate(q_QLD.float(), positions))
 
 
 def _no_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:

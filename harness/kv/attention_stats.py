@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.stages.protocols import Rope
 from harness.stages.softmax import PLAIN, Softmax
 
 BLOCK_ELEMENTS = 1 << 20  # scores in one block (4 MiB of fp32): large enough for a fast matmul, small enough for a CPU's cache
@@ -62,9 +63,14 @@ def step_sums(q_RQD: Tensor, k_RHND: Tensor, softmax: Softmax = PLAIN, pos_RHN: 
     return softmax.weights(scores.view(r, h, n_q // h, 1, -1), pos_RHN, hidden)[..., 0, :].mean(2)
 
 
-def query_moments(q_QLD: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean [Q, D] and covariance [Q, D, D] (divided by L, 0 for a single query) of L queries, fp32."""
+def query_moments(q_QLD: Tensor, rope: Rope | None = None, start: int = 0) -> tuple[Tensor, Tensor]:
+    """Mean [Q, D] and covariance [Q, D, D] (divided by L, 0 for a single query) of L queries, fp32, without their rotation.
+
+    rope: the rotation of these queries, of which the first stands at position `start`; None: there is none to undo.
+    """
     q_QLD = q_QLD.float()
+    if rope is not None:
+        q_QLD = rope.unrotate(q_QLD, torch.arange(start, start + q_QLD.shape[1], device=q_QLD.device))
     mean_Q1D = q_QLD.mean(1, keepdim=True)
     centred = q_QLD - mean_Q1D
     return mean_Q1D[:, 0], centred.mT @ centred / q_QLD.shape[1]

@@ -15,7 +15,7 @@ from harness.kv.families.states import States
 from harness.kv.head_group import Slot
 from harness.kv.honoured import unsupported
 from harness.kv.rope import LayerRope
-from harness.kv.shape import LayerShape, ModelShape
+from harness.kv.shape import ModelShape
 from harness.kv.teams import Team
 from harness.stages.protocols import Needs, Rope, Stats
 from harness.stages.transfers import numbers
@@ -44,6 +44,7 @@ class Forward:
     starts: Sequence[int] | None = None  # position of each row's first new token; None: as many as it has seen
     unrotated: Sequence[bool] | None = None  # rows whose stored keys wait to be rotated when they are read
     by_index: Sequence[bool] | None = None  # those of them that are rotated to their place in the cache, not their own position
+    by_row: bool = False  # every row attends in a call of its own, so that its bits depend on nothing beside it
     teams: Sequence[Team] | None = None  # rows that attend in one call, in order; None: those that are alike in a layer
     reference: Sequence[int] | None = None  # for every row, the row whose attention output it is compared with
     # By the layer's number in the model:
@@ -56,6 +57,7 @@ class Forward:
     states: Sequence[States] = ()
     latents: Sequence[Latent | None] = ()  # of each layer, how what it stores becomes keys and values; None: it is them
     entering: dict[int, Tensor] = field(default_factory=dict)  # of a layer, the new tokens' latents [B, ..., L, C], as met
+    leaves: dict[int, tuple[Tensor, Tensor]] | None = None  # where gradients are asked for: keys and values as attended to
     masks: dict[tuple[int, int, int | None, torch.device], Tensor] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
@@ -107,6 +109,7 @@ class Forward:
             starts=None if self.starts is None else [self.starts[row] for row in rows],
             unrotated=None if self.unrotated is None else [self.unrotated[row] for row in rows],
             by_index=None if self.by_index is None else [self.by_index[row] for row in rows],
+            by_row=self.by_row,
             teams=[replace(team, rows=[rows.index(row) for row in team.rows]) for team in teams] if whole else None,
             reference=None if references is None or apart else [rows.index(row) for row in references],
             against=outputs[references[0]] if references is not None and apart else None,
@@ -129,6 +132,9 @@ class Forward:
         What is recorded of the layer starts with nothing.
         """
         self.stats[layer] = [NOTHING] * len(self.lengths)
+        if self.leaves is not None:  # nothing is kept: gradients are asked for, and buffers would be written to beneath them
+            self.leaves[layer] = key, value = _differentiable(key, self.kv_dtype), _differentiable(value, self.kv_dtype)
+            return key, value
         group = self.places[layer][0]
         if group not in self.new:
             b, *rest = key.shape
@@ -200,18 +206,6 @@ class Forward:
             self.masks[key] = allowed[None, None]
         return self.masks[key]
 
-    def in_chunks(self, allowed: Tensor, rows: Sequence[int], past: int, layer: LayerShape) -> Tensor:
-        """A window's mask [1, 1, L, past + L] cut at the chunks of each row's own positions, [R, 1, L, past + L]."""
-        window, n = layer.window or 1, allowed.shape[-1]
-        cut = {}
-        for start in {self.seen[row] % window for row in rows}:
-            key = ("chunks", start, past, n, window, allowed.device)
-            if key not in self.picks:
-                chunk_N = torch.arange(start - past + window, start - past + window + n, device=allowed.device) // window
-                self.picks[key] = allowed & (chunk_N[past:, None] == chunk_N)
-            cut[start] = self.picks[key]
-        return self.picks[key] if len(cut) == 1 else torch.cat([cut[self.seen[row] % window] for row in rows])
-
     def alike(self, layer: int) -> list[Team]:
         """Batch rows whose stores have the same shape in a layer, and as many new tokens: they attend in one call."""
         if self.teams is not None:
@@ -220,9 +214,18 @@ class Forward:
             return [Team([], [0])]
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row, n in enumerate(self.lengths):
-            shape = tuple((s.heads.start, s.heads.stop, s.head_group.n) for s in self.stores[row].get(layer, ()))
+            shape = tuple(
+                (s.heads.start, s.heads.stop, s.head_group.n, s.head_group.folded) for s in self.stores[row].get(layer, ())
+            )
             groups.setdefault((n, *shape), []).append(row)
         return [Team([], rows) for rows in groups.values()]
+
+    def calls(self, rows: Sequence[int]) -> list[slice]:
+        """Which of some rows of one shape attend in one call: all at once, or each by itself.
+
+        A library's attention adds in another order in another thread, or for another number of rows.
+        """
+        return [slice(i, i + 1) for i in range(len(rows))] if self.by_row else [slice(0, len(rows))]
 
     def pick(self, x: Tensor, rows: list[int], length: int | None = None) -> Tensor:
         """The batch rows `rows` of x, of x [B, H, L, D] their first tokens only; x itself or a view where it can be one."""
@@ -233,6 +236,12 @@ class Forward:
         if rows[-1] - rows[0] == len(rows) - 1:
             return x[rows[0] : rows[0] + len(rows)]
         return x.index_select(0, numbers(tuple(rows), x.device))
+
+
+def _differentiable(x: Tensor, kv_dtype: torch.dtype) -> Tensor:
+    """Numbers rounded to the cache dtype, as something to ask gradients for: they pass the rounding as if it were not there."""
+    rounded = x.detach().to(kv_dtype).to(x.dtype)
+    return x + (rounded - x.detach()) if x.requires_grad else rounded.requires_grad_()
 
 
 CURRENT: ContextVar[Forward] = ContextVar("kv_harness_forward")

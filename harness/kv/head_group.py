@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from harness.kv.shared.folded import Folded
 from harness.kv.shared.spread import Spread
 from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads, TokenIndex
@@ -28,7 +29,8 @@ class HeadGroup:
 
     pos_HN: int32 original positions; None (nothing is stored) while the tokens are contiguous up to the newest.
     sums_HN: fp32 column sums, for scorers and merges that keep their state. merge_H: fp32, a number that a merge keeps.
-    times: heads of the model that read each head. bases: of layers whose heads are aligned, in the cache dtype.
+    times: heads of the model that read each head. bases: of layers whose heads are aligned or folded, in the cache dtype.
+    folded: whether the keys are rotated parts of all heads' keys, and the values latents of the rest (`shared.folded`).
     """
 
     heads: Heads
@@ -39,6 +41,7 @@ class HeadGroup:
     merge_H: Tensor | None = None
     times: int = 1
     bases: Mapping[int, Bases] = field(default_factory=dict)
+    folded: bool = False
 
     @property
     def n(self) -> int:
@@ -48,7 +51,7 @@ class HeadGroup:
     @cached_property
     def plain(self) -> torch.dtype | None:
         """The dtype of attention that reads keys and values as they lie in their chunks; None where reading changes them."""
-        plain = self.times == 1 and self.keys.plain and self.values.plain
+        plain = self.times == 1 and not self.folded and self.keys.plain and self.values.plain
         return self.keys.tail_HND.dtype if plain else None
 
     def slot(self, layer: int) -> slice:
@@ -65,7 +68,7 @@ class HeadGroup:
             assert sums_HN is not None
             sums = torch.nn.functional.pad(sums, (0, new.n)) + sums_HN
         keys, values = self.keys.append(new.k_HND, self.heads), self.values.append(new.v_HND, self.heads)
-        return HeadGroup(self.heads, keys, values, pos, sums, self.merge_H, self.times, self.bases)
+        return HeadGroup(self.heads, keys, values, pos, sums, self.merge_H, self.times, self.bases, self.folded)
 
     def with_sums(self, stats: Sequence[Stats]) -> HeadGroup:
         """With the column sums of the context (None for sliding layers); stats: by layer."""
@@ -100,7 +103,7 @@ class HeadGroup:
         bases = {layer: self.bases[layer] for layer in layers if layer in self.bases}
         keys, values = self.keys.take(index_HM, chosen), self.values.take(index_HM, chosen)
         merge = None if self.merge_H is None else chosen.of_heads(self.merge_H)
-        return HeadGroup(heads, keys, values, pos, sums, merge, self.times, bases)
+        return HeadGroup(heads, keys, values, pos, sums, merge, self.times, bases, self.folded)
 
     def _some(self, layers: tuple[int, ...], head: int | None, device: torch.device) -> Tensor | None:
         if layers == self.heads.layers and head is None:
@@ -181,12 +184,18 @@ class Slot(NamedTuple):
     @property
     def keys(self) -> Spread:
         """The stored keys, as those heads read them."""
-        return Spread(self.head_group.keys, self.head_group.times, self._bases and self._bases.keys)
+        return self._read(values=False)
 
     @property
     def values(self) -> Spread:
         """The stored values, as those heads read them."""
-        return Spread(self.head_group.values, self.head_group.times, self._bases and self._bases.values)
+        return self._read(values=True)
+
+    def _read(self, *, values: bool) -> Spread:
+        group, bases = self.head_group, self._bases
+        if group.folded:
+            return Folded(group.keys, group.times, latent=group.values, bases=bases, values=values)
+        return Spread(group.values if values else group.keys, group.times, bases and bases[values])
 
     @property
     def _bases(self) -> Bases | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.errors import UserError
-from harness.kv.shape import LayerShape
+from harness.kv.shape import LayerShape, ModelShape
 from harness.stages.softmax import PLAIN, Softmax
 
 SOFTMAX = {"cap": "softcap", "sinks_Q": "s_aux", "alibi": "alibi", "sees": "sees"}  # fields of `Softmax`: names in a call
@@ -61,6 +61,15 @@ def softmax_of(settings: dict[str, Any]) -> tuple[Softmax, dict[str, Any]]:
     left = dict(settings)
     found = {field: left.pop(name, None) for field, name in SOFTMAX.items()}
     return Softmax(**found) if any(x is not None for x in found.values()) else PLAIN, left
+
+
+def no_gradients(shape: ModelShape) -> str | None:
+    """Why the gradients of a model's keys and values cannot be asked for, or None."""
+    if shape.hybrid:
+        return "its recurrent layers change their states in place"
+    if any(layer.expanded for layer in shape.layers):
+        return "it stores latents"
+    return "some of its layers read another layer's store" if shape.readers else None
 
 
 def no_moments(model: PreTrainedModel) -> str | None:

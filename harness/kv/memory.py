@@ -15,7 +15,8 @@ from harness.errors import UserError
 from harness.kv.head_group import HeadGroup
 from harness.kv.shape import LayerShape, ModelShape
 from harness.kv.shared.pair_store import PairStore
-from harness.kv.shared.share_layout import Layout, constants, stored_shape
+from harness.kv.shared.share_layout import Layout
+from harness.kv.shared.stored_shape import constants, stored_shape
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
 from harness.stages.codec.by_layer import ByLayer, codecs_of
@@ -148,6 +149,15 @@ class Budget:
     tokens: int | None
 
 
+def check_codecs(stack: Stack, shape: ModelShape) -> None:
+    """Refuse (UserError) codecs that do not fit the KV heads and layers of a model."""
+    stored = stored_shape(stack.share, shape).layers
+    for layer, times in Counter(layer for layer in stored if layer.window is None).items():
+        for codec in (stack.keys, stack.values):
+            if hasattr(codec, "check_heads"):
+                codec.check_heads(layer.heads, times)
+
+
 def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -> int | None:
     """Tokens per layer and head for a context of `context` tokens (None: all).
 
@@ -155,10 +165,7 @@ def solve_budget(stack: Stack, shape: ModelShape, context: int, itemsize: int) -
     codec does not fit the model's heads and layers.
     """
     latents = any(one.expanded for one in shape.layers)
-    for layer, times in Counter(layer for layer in shape.layers if layer.window is None).items():
-        for codec in (stack.keys, stack.values):
-            if hasattr(codec, "check_heads"):
-                codec.check_heads(layer.heads, times)
+    check_codecs(stack, shape)
     if stack.merges and latents:
         raise UserError(
             f"compress.merge={type(stack.merge).__name__} is not possible with this model: keys and values are read from one "

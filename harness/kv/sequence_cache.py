@@ -105,7 +105,8 @@ class SequenceCache:
         member: which sequence of the batch this is, here and in the methods below.
         """
         ropes = [self._unrotates(layers[0]) for layers in run.groups]
-        new = [self.layout.entering(run.groups[g], new_tokens(run, g, member, self.seen, rope)) for g, rope in enumerate(ropes)]
+        fresh = [new_tokens(run, g, member, self.seen, rope) for g, rope in enumerate(ropes)]
+        new = [self.layout.entering(run.groups[g], one, self.ropes) for g, one in enumerate(fresh)]
         groups: list[HeadGroup] = []
         for group in self.head_groups:
             layers, kv = new[run.places[group.heads.layers[0]][0]]
@@ -155,7 +156,7 @@ class SequenceCache:
             return out
         if stack.share is not None:
             stats = [out.layout.stats(i, one) for i, one in enumerate(stats)]
-            out = replace(out, head_groups=out.layout.shared(self.head_groups))
+            out = replace(out, head_groups=out.layout.shared(self.head_groups, self.ropes))
         if stack.keeps_state or (stack.merges and stack.accumulates):
             out = replace(out, head_groups=tuple(group.with_sums(stats) for group in out.head_groups))
         if budget is not None:

@@ -72,9 +72,8 @@ def first_groups(
     heads = len(new.k_HND) // len(layers)
     many = max(1, GROUP_ELEMENTS // max(1, new.k_HND[:heads].numel()))  # layers in a head group
     groups = []
-    several = alike(layout.shape, stack, layers) if stack.share is None else [layers]
-    parts = layout.parts(layers, many) if stack.share else [s[at : at + many] for s in several for at in range(0, len(s), many)]
-    for part in parts:
+    several = alike(layout.shape, stack, layers)
+    for part in (part for some in several for part in layout.parts(some, many)):
         chosen = Heads(part, 0, heads)
         x, y = (_of_layers(one, layers, part) for one in (new.k_HND, new.v_HND))
         if len(several) > 1 or stack.share is not None:  # what stays exact must not keep alive what is encoded or shared
@@ -115,6 +114,8 @@ def _stored(
     group: HeadGroup, shape: ModelShape, stack: Stack, seen: int, rope: LayerRope | None, view_dtype: torch.dtype
 ) -> HeadGroup:
     k, v = group.keys.exact(), group.values.exact()
+    if stack.at(group.heads.layers[0], shape.full_layers) is not stack:
+        k, v = own(k), own(v)  # what stays exact must not keep alive the layers that are encoded
     if rope is not None:
         pos = group.positions(seen)
         k = rope.unrotate(k, pos[0] if group.pos_HN is None else pos)
@@ -132,7 +133,7 @@ def observing(stack: Stack, shape: ModelShape, group: HeadGroup, stats: Sequence
     assert queries is not None, "a prefill records what its stacks need"
     by_head = queries.view(len(heads.layers), layer.heads // group.times, -1, *queries.shape[1:])
     seen = by_head[:, heads.start : heads.stop].flatten(0, 1)
-    return replace(stack, keys=codec.observing(seen, group.keys.exact()))
+    return replace(stack, keys=codec.observing(seen.clone(), group.keys.exact().clone()))  # others hold them too
 
 
 def _stores(
@@ -174,4 +175,6 @@ def _joined(places: Sequence[tuple[HeadGroup, int]]) -> HeadGroup:
     k = torch.cat([group.keys.exact()[group.slot(layer)] for group, layer in places])
     v = torch.cat([group.values.exact()[group.slot(layer)] for group, layer in places])
     kept = [group.pos_HN[group.slot(layer)] for group, layer in places if group.pos_HN is not None]
-    return HeadGroup(heads, TokenStore.of(k, Exact(), None), TokenStore.of(v, Exact(), None), torch.cat(kept) if kept else None)  # type: ignore[abstract]
+    bases = {layer: group.bases[layer] for group, layer in places if layer in group.bases}
+    keys, values = (TokenStore.of(x, Exact(), None) for x in (k, v))  # type: ignore[abstract]
+    return HeadGroup(heads, keys, values, torch.cat(kept) if kept else None, times=first.times, bases=bases)

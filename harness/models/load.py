@@ -160,7 +160,7 @@ def outline(spec: ModelSpec, attn: str = "sdpa") -> LM:
     directory = spec.directory(weights=False)
     config = read_config(directory)
     tokens = _tokenizer(spec, directory, config)
-    return _lm(spec, tokens, without_weights(directory, config, DTYPES[spec.dtype], attn))
+    return _lm(spec, tokens, without_weights(config, DTYPES[spec.dtype], attn, f" in {directory}"))
 
 
 def _tokenizer(spec: ModelSpec, directory: Path, config: Any) -> Tokenizer:

@@ -53,13 +53,14 @@ def load_weights(directory: Path, dtype: torch.dtype, attn: str, device: str, de
     return model
 
 
-def without_weights(directory: Path, config: Any, dtype: torch.dtype, attn: str) -> Any:
-    """The model on the meta device: modules and shapes, no memory; UserError if it cannot be built."""
+def without_weights(config: Any, dtype: torch.dtype, attn: str, where: str = "") -> Any:
+    """The model on the meta device: modules and shapes, no memory; UserError if it cannot be built. where: it is from."""
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attn, trust_remote_code=False)
     except _CANNOT_LOAD as error:
-        raise UserError(f"the model in {directory} cannot be laid out: {_first_line(error)}") from None
+        kind = getattr(config, "model_type", "")
+        raise UserError(f"the model{where} of type {kind!r} cannot be laid out: {_first_line(error)}") from None
 
 
 def end_ids(model: Any, of_tokenizer: Sequence[int]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from harness.analysis.labels import bits_of, family_of, mode
 from harness.analysis.point_row import BASE
 from harness.analysis.points import Row, rows_of
 from harness.pages.hover import is_stream
-from harness.pages.looks import AXIS, INK, KIND_LOOKS, MUTED, Look, layout, legend, legend_height
+from harness.pages.looks import AXIS, INK, KIND_LOOKS, MUTED, Look, colorbar, layout, legend, legend_height
 from harness.pages.units import iec, score_text, share_text
 from harness.types import BYTE_KINDS
 
@@ -159,7 +159,7 @@ def bits_map(panel: pd.DataFrame) -> go.Figure | None:
             **({"zmin": 0, "zmax": 1} if shares else {}),
             xgap=3,
             ygap=3,
-            colorbar={"title": {"text": panel["metric"].iloc[0], "font": {"size": 13}}, "thickness": 12, "outlinewidth": 0},
+            colorbar=colorbar(panel["metric"].iloc[0]),
             meta={"ids": [[rows[0]["id"] if rows else None for rows in line] for line in grid]},
         )
     )

@@ -83,6 +83,11 @@ def legend_height(entries: int, least: int, margin: dict[str, int]) -> int:
     return max(least, min(entries * _LEGEND_ROW + margin["t"] + margin["b"], _TALLEST))
 
 
+def colorbar(title: str) -> dict[str, Any]:
+    """The scale of a map; an empty line keeps its title off its highest number."""
+    return {"title": {"text": f"{title}<br>\u00a0", "font": {"size": 13}}, "thickness": 12, "outlinewidth": 0}
+
+
 def layout(**changes: Any) -> dict[str, Any]:
     """Layout shared by all figures: white, quiet grid, hover names never cut."""
     return {

@@ -16,6 +16,7 @@ from harness.analysis.contrast import contrasts
 from harness.analysis.findings import Findings, findings
 from harness.citations.bibliography import bibtex, cited, unknown
 from harness.errors import UserError
+from harness.files.paths import page_path
 from harness.files.plain_files import printable
 from harness.pages import dashboard, table
 from harness.pages.facts import SPELLINGS
@@ -95,55 +96,56 @@ class _Run:
 
 
 def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> None:
-    """Print the merged table and write one dashboard; points of different runs are never ranked against each other.
+    """Write one dashboard and print the merged table; points of different runs are never ranked against each other.
 
     A folder of runs is all of them, a sweep's folder the runs it names. A record that several folders hold (a copied run)
     counts once; runs that share examples keep their own records. With labels in `against`, all points are also compared
-    with those, and contrasts.csv is written beside the page.
+    with those, and contrasts.csv is written beside the page. Nothing is printed before all is written.
 
     Raises:
-        UserError: a folder is missing or holds no records of ours, or no point has a label of `against`.
+        UserError: a folder is missing or holds no records of ours, no point has a label of `against`, or `out` is no page.
     """
-    asked = [folder for named in folders for folder in _runs(named)]
-    runs = [run for folder in asked if (run := _run(folder, folders)) is not None]
+    out, said = page_path("--out", str(out), (".bib", *([".csv"] if against else []))), list[str]()
+    asked = [folder for named in folders for folder in _runs(named, said)]
+    runs = [run for folder in asked if (run := _run(folder, folders, said)) is not None]
     for run in runs:
         if run.loaded.half_written:
-            print(printable(f"{run.folder}: {run.loaded.half_written} half-written record(s) passed over"))
+            said.append(f"{run.folder}: {run.loaded.half_written} half-written record(s) passed over")
         if run.stale:
-            print(printable(run.stale))
+            said.append(run.stale)
     records = merged(record for run in runs for record in run.records())
     if not records:
         raise UserError(f"no records in {', '.join(map(str, folders))}: no run there has a whole one")
     total = sum(run.total for run in runs)
     if total > len(records):
-        print(f"{total - len(records)} earlier record(s) with the key of a later one: the latest counts")
+        said.append(f"{total - len(records)} earlier record(s) with the key of a later one: the latest counts")
     found, paired = findings(records), contrasts(records, against)
+    stacks, tasks = ([str(name) for name in found.points[column].unique()] for column in ("stack", "task"))
+    references = cited(stacks, tasks)
+    bib, beside = out.with_suffix(".bib"), out.parent / "contrasts.csv"
+    replace(bib, lambda path: path.write_text(bibtex(references), encoding="utf-8"))
+    if against:
+        replace(beside, lambda path: paired.frame.to_csv(path, index=False))
+    dashboard.write(found, out, _manifests(runs))
+    for line in said:
+        print(printable(line))
     table.show(found.points)
     table.show_contrasts(paired.frame)
     for line in (*paired.problems, *found.curves.problems):
         print(printable(line))
-    stacks, tasks = ([str(name) for name in found.points[column].unique()] for column in ("stack", "task"))
-    references = cited(stacks, tasks)
     table.show_citations(references, unknown(stacks, tasks))
-    bib = out.with_suffix(".bib")
-    replace(bib, lambda path: path.write_text(bibtex(references), encoding="utf-8"))
-    print(bib)
-    if against:
-        beside = out.parent / "contrasts.csv"
-        replace(beside, lambda path: paired.frame.to_csv(path, index=False))
-        print(beside)
-    dashboard.write(found, out, _manifests(runs))
-    print(out)
+    for path in (bib, *([beside] if against else []), out):
+        print(printable(str(path)))
 
 
-def _run(folder: Path, named: Sequence[Path]) -> _Run | None:
+def _run(folder: Path, named: Sequence[Path], said: list[str]) -> _Run | None:
     """A run folder; of several that the user named, one without records is passed over with a line (else UserError)."""
     try:
         loaded, stale = current_records(folder, load_records(folder) if folder in named else read(folder))
     except UserError as error:
         if len(named) == 1:
             raise
-        print(f"passed over: {printable(str(error))}")
+        said.append(f"passed over: {error}")
         return None
     return _Run(folder=folder, loaded=loaded, stale=stale, manifest=newest_manifest(folder))
 
@@ -153,12 +155,12 @@ def _manifests(runs: Sequence[_Run]) -> dict[str, Json]:
     return {record["run_id"]: run.manifest for run in runs if run.manifest for record in run.loaded}
 
 
-def _runs(folder: Path) -> list[Path]:
-    """The folder itself, or the runs in it that have records; what is missing or a sweep's dead jobs left empty is named."""
+def _runs(folder: Path, said: list[str]) -> list[Path]:
+    """The folder itself, or the runs in it that have records; what is missing or a sweep's dead jobs left empty is said."""
     if any(folder.glob("records-*.jsonl")) or not (is_sweep(folder) or any(folder.glob("*/manifests"))):
         return [folder]
     found = run_folders(folder)
     for run in found:
         if not shards(run):
-            print(printable(f"{run}: {'no records' if run.is_dir() else 'there is no such folder'}"))
+            said.append(f"{run}: {'no records' if run.is_dir() else 'there is no such folder'}")
     return [run for run in found if shards(run)]

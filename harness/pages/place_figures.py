@@ -18,7 +18,7 @@ from plotly.subplots import make_subplots
 from harness.analysis.point_row import BASE
 from harness.analysis.points import Row, rows_of
 from harness.pages.hover import hover
-from harness.pages.looks import AXIS, INK, Look, layout, legend, legend_height
+from harness.pages.looks import AXIS, INK, Look, colorbar, layout, legend, legend_height
 from harness.pages.units import iec, interval_text, score_text, small
 
 Y_TITLES = {"perplexity": "perplexity (lower is better)", "kl": "KL to the full cache, nats a token (lower is better)"}
@@ -152,11 +152,7 @@ def heat(cells: pd.DataFrame, chosen: str, title: str | None = None) -> tuple[go
             zmax=limits[1],
             xgap=3,
             ygap=3 if len(depths) <= _TEXTS else 0,
-            colorbar={
-                "title": {"text": cells["metric"].iloc[0], "font": {"size": 13}},
-                "thickness": 12,
-                "outlinewidth": 0,
-            },
+            colorbar=colorbar(cells["metric"].iloc[0]),
             showscale=column == 2,
         )
         figure.add_trace(trace, row=1, col=column)

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from harness.errors import UserError
 from harness.files.paths import CONF
 from harness.kv.shape import ModelShape
-from harness.models.weights import positions
+from harness.models.weights import positions, without_weights
 from harness.planning.whole_shape import whole_shape
 
 FOLDER = CONF / "dimensions"
@@ -66,6 +66,5 @@ def of_config(name: str, config: Any, source: str, dtype: torch.dtype) -> Archit
 
 def count(config: Any) -> int:
     """Parameters of the model that a config describes, laid out without memory."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    model = without_weights(config, torch.float32, "eager")
     return sum(parameter.numel() for parameter in model.parameters())

@@ -11,7 +11,13 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Gpu:
-    """One accelerator. memory: bytes. fp8, fp4: whether its matrix units take such numbers."""
+    """One accelerator.
+
+    Attributes:
+        memory: bytes.
+        fp8: whether its matrix units take 8-bit floats.
+        fp4: whether they take 4-bit floats, and floats under scales of small groups (NVFP4, MXFP4, MXFP8).
+    """
 
     name: str
     memory: int

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from harness.kv.memory import layer_bytes, solve_budget
 from harness.kv.shape import LayerShape, ModelShape
-from harness.kv.shared.share_layout import constants, stored_shape
+from harness.kv.shared.stored_shape import constants, stored_shape
 from harness.planning.held import Held, held, paged
 from harness.stages.codec.by_layer import as_if_measured
 from harness.stages.stack import Stack

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.utils import logging
 
 from harness.engine.prepared_model import PreparedModel
 from harness.kv.attention import NAME
 from harness.kv.compat import shape_of
 from harness.kv.shape import ModelShape
+from harness.models.weights import without_weights
 
 
 def whole_shape(config: PretrainedConfig, dtype: torch.dtype) -> ModelShape:
@@ -24,8 +25,8 @@ def whole_shape(config: PretrainedConfig, dtype: torch.dtype) -> ModelShape:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # faster kernels are not what is asked for here
     try:
+        model = without_weights(config, dtype, NAME)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME, trust_remote_code=False)
             model.config.get_text_config(decoder=True)._experts_implementation = "batched_mm"  # of shapes alone, in every dtype
             return PreparedModel(model.eval(), dtype).shape
     finally:

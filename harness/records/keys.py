@@ -78,10 +78,19 @@ def targets(config: object) -> Iterator[str]:
 def named_files(config: object) -> Iterator[Path]:
     """Every existing file that a configuration tree names under the key `file`."""
     if isinstance(config, Mapping):
-        if isinstance(config.get("file"), str) and user_path(config["file"]).is_file():
-            yield user_path(config["file"])
+        if isinstance(config.get("file"), str) and (path := _there(config["file"])) is not None:
+            yield path
         for value in config.values():
             yield from named_files(value)
+
+
+def _there(text: str) -> Path | None:
+    """The file of this name; None where there is none, as of a name that no file system takes."""
+    try:
+        path = user_path(text)
+        return path if path.is_file() else None
+    except (OSError, ValueError):  # UserError is one: the home of somebody unknown
+        return None
 
 
 def _outside(target: str) -> set[str]:

@@ -23,6 +23,7 @@ from harness.types import SCHEMAS_READ
 CUT = "cut short"  # of a line that a kill, a full disk or a power cut left
 HELD = 10_000  # different parts of records that are held once; of more each record has its own
 SHOWN = 3  # lines of a shard that are named one by one
+Standing = tuple[bool, int, str]
 _BEGINS = b'{"key": "'  # every line of ours
 
 
@@ -99,13 +100,13 @@ def _read(run_dir: Path) -> Loaded:
             else:
                 unfit.append(f"{shard}:{number} {found}")
     kept = latest(records)
-    finished = {record["key"]: _rank(record)[1:] for record in kept if record["status"] in FINAL}
+    finished = {record["key"]: standing(record)[1:] for record in kept if record["status"] in FINAL}
     failed = (record for record in records if record["status"] not in FINAL and record["key"] in finished)
     return Loaded(
         records=kept,
         duplicates=len(records) - len(kept),
         half_written=half,
-        redo_failed=frozenset(one["key"] for one in failed if _rank(one)[1:] > finished[one["key"]]),
+        redo_failed=frozenset(one["key"] for one in failed if standing(one)[1:] > finished[one["key"]]),
         tries=_tries(records),
         unfit=tuple(unfit),
     )
@@ -129,7 +130,7 @@ def latest(records: Iterable[Json]) -> list[Json]:
     A try is known by its number, which counts the tries before it; clocks decide only between tries of one number.
     """
     found: dict[str, Json] = {}
-    for record in sorted(records, key=_rank):
+    for record in sorted(records, key=standing):
         found[record["key"]] = record
     return sorted(found.values(), key=lambda one: str(one["written_at"]))
 
@@ -141,7 +142,8 @@ def _tries(records: Iterable[Json]) -> Counter[str]:
     return tries
 
 
-def _rank(record: Json) -> tuple[bool, int, str]:
+def standing(record: Json) -> Standing:
+    """Of two records of a key the one of the higher standing counts (see `latest`)."""
     return record.get("status") in FINAL, record.get("attempt", 1), str(record["written_at"])
 
 

@@ -25,8 +25,9 @@ from harness.files.json_values import Config, Json
 from harness.files.plain_files import kind, open_plain, say_once
 from harness.records import atomic
 from harness.records.claims import Claims, is_name, own_folder
+from harness.records.following import Following
 from harness.records.schema import FINAL, MOST_ATTEMPTS
-from harness.records.shards import content, mend, parsed, read, shards
+from harness.records.shards import mend, read, shards
 from harness.types import Record
 
 WAIT = 0.5  # seconds between two looks at what other writers are busy with
@@ -73,18 +74,22 @@ class Store(Generic[Planned]):
         self.done: set[str] = set()
         self.others: set[str] = set()
         self._attempts: Counter[str] = Counter()
-        self._read: dict[Path, int] = {}  # bytes of each shard that were read
+        self._others, self._all = Following(folder), Following(folder)
         self._open: dict[str, set[str]] = {}  # claim -> keys still to be written under it
         self._claim_of: dict[str, str] = {}
         self._heard = False  # whether the last round's looks found anything new
         self.claims.take(self.writer)
         self._mend()
-        for record in self._unread():
+        for record in self._others.fresh(but=self.shard):
             self._count(record, final=not redo)
 
     def records(self) -> list[Json]:
         """Everything written so far, by all writers."""
         return read(self.folder).records
+
+    def fresh(self) -> Iterator[Json]:
+        """What was written, by any writer, since this was asked before; at first all of it, several records of a key too."""
+        return self._all.fresh()
 
     def missing(self, planned: Sequence[Planned]) -> list[Planned]:
         """Those that have no record which counts."""
@@ -140,21 +145,10 @@ class Store(Generic[Planned]):
 
     def refresh(self) -> None:
         """Take in what other writers wrote since the last look."""
-        for record in self._unread():
+        for record in self._others.fresh(but=self.shard):
+            self._heard = True
             self._count(record)
             self.others.add(record["key"])
-
-    def _unread(self) -> Iterator[Config]:
-        """Records of other writers that were not read yet, whole lines only."""
-        for shard in shards(self.folder):
-            start = self._read.get(shard, 0)
-            if shard == self.shard or shard.lstat().st_size == start:
-                continue
-            data = content(shard, start)
-            end = data.rfind(b"\n") + 1
-            self._read[shard] = start + end
-            self._heard |= end > 0
-            yield from (record for _, record in parsed(data[:end].split(b"\n")) if isinstance(record, dict))
 
     def _count(self, record: Config, *, final: bool = True) -> None:
         """Count a record as a try of its key and, where it may be final and is, the key as done."""

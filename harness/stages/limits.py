@@ -82,7 +82,8 @@ class Fitting(Protocol):
     """How a codec fits a codebook: `size` points to a histogram of its numbers brought to -1 .. 1.
 
     share: of the numbers of a channel that its range leaves out; None if channels have no ranges. skip: first tokens of a
-    window that are not measured. settings: all else that `units` depends on, for the address of what was measured.
+    window that are not measured. weights: "plain", every number counts alike, or "fisher", by its squared gradient.
+    settings: all else that `units` depends on, for the address of what was measured.
     """
 
     @property
@@ -95,8 +96,16 @@ class Fitting(Protocol):
     def skip(self) -> int: ...
 
     @property
+    def weights(self) -> str: ...
+
+    @property
     def settings(self) -> Mapping[str, object]: ...
 
-    def units(self, x_HND: Tensor, low_HD: Tensor | None = None, high_HD: Tensor | None = None) -> Tensor:
-        """The numbers of one layer that a codebook is for, brought to -1 .. 1 and flat; what is stored exactly is left out."""
+    def units(
+        self, x_HND: Tensor, low_HD: Tensor | None = None, high_HD: Tensor | None = None, fisher_HND: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The numbers of one layer that a codebook is for, brought to -1 .. 1 and flat; what is stored exactly is left out.
+
+        fisher_HND: squared gradients with respect to x. Also returns what the squared error of each number counts, given them.
+        """
         ...

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from datasets import Dataset, Split
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
+from harness.configure.trusted import Builder
 from harness.errors import UserError, require
 from harness.files.paths import CONF
-from harness.types import Example
+from harness.types import Example, Task
 from tasks import scoring
 from tasks.plain_tokens import PlainTokens
 
@@ -48,6 +48,7 @@ def _prompts(name: str, metadata: dict[str, Any]) -> dict[str, Dataset]:
     rows = [
         {
             "id": one.id,
+            "group_id": one.group_id,
             "prompt": one.context + one.question + one.answer_prefix,
             "answers": list(one.answers),
             "distractors": list(one.distractors),
@@ -59,19 +60,30 @@ def _prompts(name: str, metadata: dict[str, Any]) -> dict[str, Dataset]:
     return {"test": Dataset.from_list(rows, split=Split.TEST)}
 
 
-def _examples(name: str, metadata: dict[str, Any]) -> tuple[Any, Sequence[Example]]:
-    settings = OmegaConf.load(CONF / "task" / f"{name}.yaml")
-    known = {key: value for key, value in metadata.items() if key in settings and not key.startswith("_")}
-    task = instantiate(OmegaConf.merge(settings, known), _convert_="all")
-    chosen = metadata.get("corpus", "kjv")
+def _examples(name: str, metadata: dict[str, Any]) -> tuple[Task, Sequence[Example]]:
+    """A task with the settings that `metadata` has of it, and its examples; UserError for a value that is not possible.
+
+    Metadata may come with anybody's YAML: settings are values, and name nothing that is run.
+    """
+    settings = _member("task", name)
+    settings |= {key: value for key, value in metadata.items() if key in settings and not key.startswith("_")}
+    task: Task = Builder()(settings, "task")
+    chosen, seed = metadata.get("corpus", "kjv"), metadata.get("seed", 0)
+    require(type(seed) is int, "metadata seed", seed, "a whole number")
     known_texts = sorted(file.stem for file in (CONF / "corpus").glob("*.yaml"))
     require(chosen in known_texts, "metadata corpus", chosen, f"one of {', '.join(known_texts)}")
     needed = getattr(task, "needs_corpus", True)
-    corpus = instantiate(OmegaConf.load(CONF / "corpus" / f"{chosen}.yaml"), _convert_="all") if needed else None
+    corpus = Builder()(_member("corpus", chosen), "corpus") if needed else None
     source = next((metadata[key] for key in ("tokenizer", "pretrained") if metadata.get(key)), None)
     if source is None:
         raise UserError(
             "these tasks fit their prompts to a tokenizer: name one with --model_args pretrained=... or tokenizer=..."
         )
     tokens = PlainTokens(AutoTokenizer.from_pretrained(source, trust_remote_code=False))
-    return task, task.examples(tokens, corpus, int(metadata.get("seed", 0)))
+    return task, task.examples(tokens, corpus, seed)
+
+
+def _member(group: str, name: str) -> dict[str, Any]:
+    """A YAML of conf/ that needs no other."""
+    found: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"), resolve=True)  # type: ignore[assignment]
+    return found

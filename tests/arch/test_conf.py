@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from harness.configure.arms import FULL, arms_of
 from harness.stages.stack import Stack
 
+pytestmark = pytest.mark.usefixtures("composing")
 CONF = Path(__file__).parents[2] / "conf"
-
-
-@pytest.fixture(autouse=True)
-def composed() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
 
 
 def members(group: str) -> list[str]:

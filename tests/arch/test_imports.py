@@ -26,6 +26,7 @@ SEES: dict[str, tuple[str, ...]] = {  # a room -> the rooms it may import from; 
     "engine": STACK,
     "families": STACK,
     "tasks": VALUES,
+    "lm_eval_yaml": (*VALUES, "tasks", "configure"),
     "configure": (*STACK, "tasks"),
     "calibrate": (*STACK, "configure"),
     "lm_eval": (*STACK, "tasks", "configure", "calibrate"),
@@ -46,8 +47,8 @@ MOST_FILES, MOST_LINES, MEDIAN_LINES = 16, 250, 100
 def room(module: str) -> str | None:
     """The room of a dotted module of this project; None for other projects' modules."""
     parts = module.split(".")
-    if parts[0] == "tasks":
-        return "tasks"
+    if parts[0] == "tasks":  # what lm-eval itself loads is no task: it builds ours
+        return "lm_eval_yaml" if "lm_eval_yaml" in parts else "tasks"
     if parts[0] != "harness" or len(parts) < 2:
         return None
     return parts[1] if parts[1] in SEES else "command"

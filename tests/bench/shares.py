@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
+from harness.engine.engine import Engine
+from harness.kv.attention import NAME
 from harness.kv.head_group import HeadGroup
 from harness.kv.sequence_cache import SequenceCache
 from harness.kv.shape import LayerShape, ModelShape
@@ -23,9 +27,21 @@ from harness.stages.encoded import Heads
 from harness.stages.protocols import Stats
 from harness.stages.stack import EXACT, Stack
 from tests.support import conf_tree
+from tests.support.tiny_models import build, tiny_a
 
 TOKENS, LAYERS, HEADS, D = int([*sys.argv[1:], "2048"][0]), 30, 3, 64
-NAMES = ("int8", "mqa_pool", "gqa_aligned", "cla2", "yoco", "similar_layers", "minicache", "minicache_int8")
+NAMES = (
+    "int8",
+    "gqa_pool",
+    "mqa_pool",
+    "gqa_aligned",
+    "cla2",
+    "yoco",
+    "similar_layers",
+    "minicache",
+    "minicache_int8",
+    "transmla",
+)
 BAR = 5.0
 
 
@@ -34,19 +50,24 @@ def exact() -> SequenceCache:
     g, heads = torch.Generator().manual_seed(0), Heads(tuple(range(LAYERS)), 0, HEADS)
     rows = (torch.randn(heads.n, TOKENS, D, generator=g).bfloat16() for _ in range(2))
     keys, values = (TokenStore.of(x, EXACT, None, heads) for x in rows)
-    return SequenceCache(ModelShape((LayerShape(HEADS, D, D),) * LAYERS, 9), Stack(), (HeadGroup(heads, keys, values),), TOKENS)
+    rope = Engine(build(tiny_a(num_hidden_layers=1), NAME), torch.bfloat16).ropes[0]  # Llama's, for heads as wide
+    whole = SequenceCache(
+        ModelShape((LayerShape(HEADS, D, D),) * LAYERS, 9), Stack(), (HeadGroup(heads, keys, values),), TOKENS
+    )
+    return replace(whole, ropes=(rope,) * LAYERS)
 
 
-def seconds(whole: SequenceCache, stack: Stack) -> tuple[float, float]:
+def seconds(whole: SequenceCache, stack: Stack, stats: Sequence[Stats] = (Stats(),) * LAYERS) -> tuple[float, float]:
     """CPU time to store the context under a stack, and to read all layers."""
     start = time.thread_time()
-    row = whole.compress(stack, [Stats()] * LAYERS, 0, torch.float32)
+    row = whole.compress(stack, stats, 0, torch.float32)
     middle = time.thread_time()
-    out = torch.empty(HEADS, TOKENS, D)
+    most = max(group.n for group in row.head_groups)
+    out, twice = torch.empty(HEADS, most, D), torch.empty(HEADS, most, 2 * D)  # keys of `transmla` are read beside their rest
     for layer in range(LAYERS):
         for slot in row.slots[layer]:
-            for store in (slot.keys, slot.values):
-                store.write_to(out[slot.heads], slot.at)
+            slot.keys.write_to((twice if slot.head_group.folded else out)[slot.heads], slot.at)
+            slot.values.write_to(out[slot.heads], slot.at)
     return middle - start, time.thread_time() - middle
 
 

@@ -13,6 +13,8 @@ from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int8_static import Int8Static
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.codec.kivi import Kivi
+from harness.stages.codec.mx_float import MxFloat
+from harness.stages.codec.nv_float import NvFloat4
 from harness.stages.encoded import Encoded
 from harness.stages.limits import Calibration, Limits
 from tests.support import conf_tree
@@ -158,6 +160,10 @@ def test_static_saves_half_dynamic_a_little_less() -> None:
         (group(bits=8, group=32, axis="channel", symmetric=True), 64 + 4),
         (group(bits=8, group=32, axis="head", symmetric=True), 64 + 2 / 32),
         (group(bits=8, group=32, axis="tensor"), 64 + 4 / 32),
+        (MxFloat(), 32 + 2),  # 4.25 bits an element
+        (MxFloat(bits=8), 64 + 2),
+        (NvFloat4(scale="unit"), 32 + 4),  # 4.5 bits
+        (NvFloat4(), 36 + 4 / 1024),  # and one constant
     ],
     ids=str,
 )

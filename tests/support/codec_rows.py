@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from harness.stages.codec.base import Codec
-from harness.stages.codec.fixed_scale import FixedScale
+from harness.stages.codec.constant_scale import ConstantScale
 from harness.stages.codec.fp8 import Float8
 from harness.stages.codec.hadamard import Hadamard
 from harness.stages.codec.int8_static import Int8Static
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.codec.kivi import Kivi
+from harness.stages.codec.mx_float import MxFloat
+from harness.stages.codec.nv_float import NvFloat4
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Limits
 from tests.support import conf_tree
@@ -45,6 +47,9 @@ def variants() -> dict[str, Codec]:
     for axis in ("channel", "head", "tensor"):
         found[f"int8-frozen-{axis}"] = Int8Static(scale="frozen", axis=axis, first=16)
         found[f"e4m3-frozen-{axis}"] = Float8(scale="frozen", axis=axis, first=8)
+    for axis, scale in (("head", "frozen"), ("tensor", "unit")):
+        found[f"nvfp4-{scale}-{axis}"] = NvFloat4(scale=scale, axis=axis, first=16)
+    found["mxfp4-16"] = MxFloat(group=16)
     found["kivi3-keys"] = Kivi(bits=3, group=16, residual=48).for_role("keys")
     found["hadamard-frozen"] = Hadamard(inner=Int8Static(scale="frozen", axis="head"))
     found["hadamard-int2-channel"] = Hadamard(inner=IntGroups(bits=2, axis="channel", residual=0))
@@ -57,7 +62,7 @@ LOSSY = [name for name, codec in CODECS.items() if codec.lossy]
 
 def joins_heads(codec: Codec) -> bool:
     """Whether the heads of a layer share numbers."""
-    return codec.joint or (isinstance(codec, IntGroups | FixedScale) and codec.axis == "tensor")
+    return codec.joint or (isinstance(codec, IntGroups | ConstantScale) and codec.axis == "tensor")
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -20,7 +20,7 @@ from harness.stages.encoded import Heads
 from harness.stages.keep import Keep
 from harness.stages.limits import Codebooks
 from harness.stages.protocols import Needs
-from harness.stages.share.sharing import Measured
+from harness.stages.share.sharing import Measured, Mixed
 from harness.stages.stack import Stack
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -48,10 +48,15 @@ class Flat(Codebooks):
 
 
 class FlatMeasured(Measured):
-    """For models that were never calibrated: neighbours are the most similar layers, and heads need no turning."""
+    """For models that were never calibrated: neighbours are the most similar layers, heads need no turning or mixing."""
 
     def basis(self, name: str, heads: int, d: int) -> torch.Tensor:
         return torch.eye(d).repeat(heads, 1, 1)
+
+    def mixed(self, layer: int, heads: int, d_key: int, d_value: int) -> Mixed:
+        size = heads * (d_key + d_value)
+        vectors = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(size))).Q
+        return Mixed(torch.eye(heads).repeat(d_key, 1, 1), vectors, torch.ones(()))
 
     def similarity(self, one: int, other: int) -> float:
         return -abs(one - other)

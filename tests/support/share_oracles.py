@@ -50,7 +50,7 @@ def minicache(pairs: list[tuple[int, int]], t: float, retain: float) -> Rule:
                     a, b = rows[low][h, n].double(), rows[high][h, n].double()
                     u, v = a / a.norm(), b / b.norm()
                     w = torch.arccos((u @ v).clamp(-1, 1))
-                    e = torch.sin((1 - t) * w) / torch.sin(w) * v + torch.sin(t * w) / torch.sin(w) * u
+                    e = torch.sin((1 - t) * w) / torch.sin(w) * u + torch.sin(t * w) / torch.sin(w) * v
                     lower[h, n], upper[h, n] = a.norm() * e, b.norm() * e
                     angles.append(float(w))
                 for n in sorted(range(new), key=lambda n: -angles[n])[:count]:

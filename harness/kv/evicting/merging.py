@@ -51,7 +51,7 @@ def merged(before: HeadGroup, kept: HeadGroup, stay_HM: Tensor, merge: Merge, se
     found: list[Merged] = []
     for i, layer in enumerate(kept.heads.layers):
         at = slice(i * kept.heads.each, (i + 1) * kept.heads.each)
-        one = merge.merge(_parting(before, kept, layer, stay_HM[at], seed, seen))
+        one = merge.merge(_parting(before, kept, layer, stay_HM[at], seed, seen).for_merge(merge))
         found.append(one)
         n_H = n_H + one.given_H.sum()
     took_HM = torch.cat([one.took_HM for one in found])

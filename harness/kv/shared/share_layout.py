@@ -10,11 +10,13 @@ from torch import Tensor
 
 from harness.errors import UserError
 from harness.kv.head_group import HeadGroup, Slot
+from harness.kv.rope import LayerRope
 from harness.kv.shape import LayerShape, ModelShape
+from harness.kv.shared.folded import entering
 from harness.kv.token_store import TokenStore
 from harness.stages.encoded import Heads
 from harness.stages.protocols import Stats
-from harness.stages.share.sharing import Bases, Share
+from harness.stages.share.sharing import Bases, Maps, Share
 from harness.stages.stack import EXACT
 from harness.types import KV
 
@@ -25,6 +27,7 @@ NO_LAYERS = ModelShape((), 0)
 class Layout:
     """The layers of a model under a share, by their numbers. Only layers with full attention and of one shape share.
 
+    maps: of layers that store a rotated part of their keys and a latent. folds: whether all that share do.
     owners: of readers, the layer whose store they read. pairs: (lower, upper) layers with merged directions.
     times: of layers whose heads are pooled, heads of the model that read one stored head. bases: theirs, where aligned.
     """
@@ -34,6 +37,8 @@ class Layout:
     pairs: tuple[tuple[int, int], ...] = ()
     times: Mapping[int, int] = field(default_factory=dict)
     bases: Mapping[int, Bases] = field(default_factory=dict)
+    maps: Mapping[int, Maps] = field(default_factory=dict)
+    folds: bool = False
 
     @classmethod
     def of(cls, share: Share | None, shape: ModelShape, *, bases: bool = True) -> Layout:
@@ -48,6 +53,12 @@ class Layout:
                 f"compress.share={type(share).__name__} is not possible with this model: what a layer with latent attention "
                 "stores is one head, which only its own matrices expand; legal is share=null"
             )
+        if share.folds:
+            each = {i: (shape.layers[i].heads, shape.layers[i].d_key, shape.layers[i].d_value) for i in shape.full_layers}
+            assert all(share.widths(*sizes) for sizes in each.values())
+            maps = {i: share.maps(i, *sizes) for i, sizes in each.items()} if bases else {}
+            times = {i: sizes[0] for i, sizes in each.items()}
+            return cls(shape, times=times, bases={i: one.up for i, one in maps.items()}, maps=maps, folds=True)
         owners: dict[int, int] = {}
         pairs: tuple[tuple[int, int], ...] = ()
         for layers in _alike(shape):
@@ -97,8 +108,13 @@ class Layout:
                 found[layer] = (*found[layer], slot) if layer in found else (slot,)
         return found | {reader: found[owner] for reader, owner in self.owners.items() if owner in found}
 
-    def entering(self, layers: tuple[int, ...], new: KV) -> tuple[tuple[int, ...], KV]:
-        """(layers with stores, what is stored of new tokens [layers * H, L, D]), of those of all these layers."""
+    def entering(self, layers: tuple[int, ...], new: KV, ropes: Sequence[LayerRope | None]) -> tuple[tuple[int, ...], KV]:
+        """(layers with stores, what is stored of new tokens [layers * H, L, D]), of those of all these layers.
+
+        ropes: of every layer of the model.
+        """
+        if self.folds and layers[0] in self.times:
+            return layers, entering(self.maps, layers, new, ropes)
         stores = self.stores(layers)
         if stores != layers:
             each = len(new.k_HND) // len(layers)
@@ -113,17 +129,19 @@ class Layout:
         k, v = pooled(new.k_HND, times, keys), pooled(new.v_HND, times, values)
         return stores, KV(k, v, new.start)
 
-    def shared(self, groups: Sequence[HeadGroup]) -> tuple[HeadGroup, ...]:
+    def shared(self, groups: Sequence[HeadGroup], ropes: Sequence[LayerRope | None]) -> tuple[HeadGroup, ...]:
         """Exact head groups of whole layers as they are stored: without readers, heads pooled, pairs in groups of their own."""
         out = []
         rows: dict[int, tuple[Tensor, Tensor]] = {}
         for group in groups:
-            stores, kv = self.entering(group.heads.layers, KV(group.keys.exact(), group.values.exact(), 0))
+            if not self.stores(group.heads.layers):
+                continue  # of a long context a group may be of readers alone
+            stores, kv = self.entering(group.heads.layers, KV(group.keys.exact(), group.values.exact(), 0), ropes)
             each = len(kv.k_HND) // max(1, len(stores))
             paired = {layer for pair in self.pairs for layer in pair}
             rest = tuple(layer for layer in stores if layer not in paired)
-            if rest == group.heads.layers and each == group.heads.each:
-                out.append(group)
+            if rest == group.heads.layers and each == group.heads.each and not (self.folds and rest[0] in self.times):
+                out.append(group.owned())  # it may be a slice of a tensor that holds the others too
                 continue
             split = {layer: (kv.k_HND[at : at + each], kv.v_HND[at : at + each]) for at, layer in _starts(stores, each)}
             rows |= {layer: split[layer] for layer in stores if layer in paired}
@@ -142,7 +160,8 @@ class Layout:
         """A new head group that knows how its heads are read; bases are in the cache dtype."""
         like, layers = group.keys.tail_HND, group.heads.layers
         mine = {i: Bases(*(x.to(like.dtype).to(like.device) for x in self.bases[i])) for i in layers if i in self.bases}
-        return replace(group, times=self.times.get(layers[0], 1), bases=mine)
+        folded = self.folds and layers[0] in self.times
+        return replace(group, times=self.times.get(layers[0], 1), bases=mine, folded=folded)
 
     def stats(self, layer: int, stats: Stats) -> Stats:
         """A layer's statistics for its stored heads: column sums are means over the heads that read one."""
@@ -170,32 +189,6 @@ def pooled(x_HND: Tensor, times: int, bases: Sequence[Tensor] | None = None) -> 
         x = x @ torch.cat(list(bases)).to(x.device)
     mean: Tensor = x.unflatten(0, (-1, times)).mean(1)  # type: ignore[no-untyped-call]
     return mean.to(x_HND.dtype)
-
-
-def stored_shape(share: Share | None, shape: ModelShape) -> ModelShape:
-    """The layers that hold something, with the heads they store; a pair of merged layers is one."""
-    if share is None:
-        return shape
-    layout = Layout.of(share, shape, bases=False)
-    upper = {high for _, high in layout.pairs}
-    lower = {low for low, _ in layout.pairs}
-    layers = []
-    for i in layout.stores(range(len(shape.layers))):
-        layer = shape.layers[i]
-        if i in lower:
-            layer = replace(layer, unmerged=share.unmerged)
-        if i not in upper:
-            layers.append(replace(layer, heads=layer.heads // layout.times.get(i, 1)))
-    return replace(shape, layers=tuple(layers), numbers=(), readers=())
-
-
-def constants(share: Share | None, shape: ModelShape, itemsize: int) -> int:
-    """Bytes of the matrices that pooled heads are turned by, of all layers."""
-    if share is None or not share.aligned:
-        return 0
-    times = Layout.of(share, shape, bases=False).times
-    layers = [shape.layers[i] for i in times]
-    return sum(one.heads * (one.d_key**2 + one.d_value**2) * itemsize for one in layers)
 
 
 def _alike(shape: ModelShape) -> Iterator[tuple[int, ...]]:

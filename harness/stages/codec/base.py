@@ -137,7 +137,7 @@ class Codec(Protocol):
         return self
 
     def encode(self, x_HND: Tensor) -> Encoded:
-        """Encode [H, N, D], N a multiple of flush; metadata is in x's dtype."""
+        """Encode [H, N, D], N a multiple of flush; metadata is in x's dtype, or what its format says."""
         ...
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.errors import require
 from harness.stages.codec.fixed_scale import FixedScale
-from harness.stages.codec.packing import head_blocks
+from harness.stages.codec.small_floats import read_e4m3
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -50,9 +50,4 @@ class Float8(FixedScale):
         if self.format == "e5m2":
             out.copy_(codes.view(torch.float8_e5m2))
             return
-        # torch converts e4m3 four times slower than int8 on a CPU. Shifted into the bits of a float16 (exponent bias 15 instead
-        # of 7) the code is the number times 2^-8.
-        for some in head_blocks(out):
-            bits = (codes[some].view(torch.int8).to(torch.int16) << 7).bitwise_and_(-0x4001)
-            out[some] = bits.view(torch.float16)
-            out[some].mul_(256)
+        read_e4m3(codes, out)

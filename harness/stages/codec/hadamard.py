@@ -16,6 +16,7 @@ from harness.stages.codec.over_inner import OverInner
 from harness.stages.codec.packing import head_blocks
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.rounding import clamp_to_range, in_range
+from harness.stages.tiled import tiled_product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class Hadamard(OverInner):
     of the quantization error, and is not stored. Keys are rotated after RoPE, as in the paper.
 
     Differs from the authors' code: it rotates queries too and fuses the values' rotation into weights; here decoding rotates
-    back, which gives the same attention. y is rounded to the cache dtype (elements beyond float16 are clamped and counted).
+    back, which gives the same attention. Products are made in tiles of one size: their bits do not depend on which tokens come
+    together. y is rounded to the cache dtype (elements beyond float16 are clamped and counted).
     Tokens that stay exact are not rotated.
     """
 
@@ -35,6 +37,10 @@ class Hadamard(OverInner):
 
     def __post_init__(self) -> None:
         require(self.inner.calibration is None, "codec.inner", self.inner.name, "calibrated limits have no rotation")
+
+    @property
+    def by_tokens(self) -> bool:
+        return self.inner.by_tokens
 
     @property
     def residual(self) -> int:
@@ -75,7 +81,7 @@ class Hadamard(OverInner):
         for some in head_blocks(out_HND):
             out = out_HND[some]
             self.inner.decode(e.heads(some.start, some.stop), out)
-            rotated = out @ h_DD
+            rotated = tiled_product(out, h_DD)
             clamp_to_range(rotated)
             out.copy_(rotated)
 
@@ -94,4 +100,4 @@ def matrix(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _rotated(x_HND: Tensor) -> tuple[Tensor, Tensor | int]:
     """(x H / sqrt(d) in x's dtype, number of elements clamped to the range of float16)."""
-    return in_range(x_HND.float() @ matrix(x_HND.shape[2], torch.float32, x_HND.device), x_HND.dtype)
+    return in_range(tiled_product(x_HND.float(), matrix(x_HND.shape[2], torch.float32, x_HND.device)), x_HND.dtype)

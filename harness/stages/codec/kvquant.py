@@ -17,6 +17,7 @@ from harness.stages.rounding import clamp_to_range, round_down, round_up
 
 BITS = (1, 2, 3, 4)
 AXES = ("auto", "channel", "token")
+WEIGHTS = ("plain", "fisher")
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -25,7 +26,8 @@ class KVQuant(Codec):
     """KVQuant (arXiv 2401.18079; kvpress: none): x' = m + s c, c the nearest of 2^bits numbers of the layer's own codebook.
 
     A token's vector is that of all KV heads of a layer. Its k = max(1, round(outliers * length)) largest numbers are kept
-    exactly, value and index. The paper takes those beyond a threshold, whose number varies.
+    exactly, value and index. The paper takes those beyond a threshold, whose number varies: for keys that of the range below,
+    for values half of the share at each end.
     axis:
         "channel" (keys): m and s are the middle and half of each channel's range on calibration text, which leaves out 100 -
             `calibration.percentile` percent of its numbers; the largest are those of largest |x - m| / s. Numbers beyond the
@@ -33,7 +35,10 @@ class KVQuant(Codec):
         "token" (values): m and s are the middle and half of what is left of the vector once the numbers farthest from its mean
             are taken out, rounded outwards in the cache dtype;
         "auto": channel for keys, token for values.
-    Codebooks are fitted on calibration text by k-means, every number with the same weight (the paper: its Fisher information).
+    weights: of the numbers of a calibration text in the k-means that fits a codebook:
+        "plain": all the same;
+        "fisher" (the paper): F_i = (dL / dx_i)^2, so that points minimise sum_i F_i (x_i - x'_i)^2. Of u = (x - m) / s the
+            weight is F s^2; the authors' code weights errors of u with F alone, as if all ranges were alike.
     The paper's keys are stored before RoPE: compress.rope=pre. Its separate normalisation of two bits is not built.
     sinks: first tokens that stay exact, one in the paper.
     Heads of a layer are encoded together, so tokens cannot be evicted later; evict before, with phase=prefill. Heads that keep
@@ -46,6 +51,7 @@ class KVQuant(Codec):
     bits: int = 3
     outliers: float = 0.01
     axis: str = "auto"
+    weights: str = "plain"
     sinks: int = 1
     calibration: Calibration | None = None
     table: Codebooks | None = field(default=None, repr=False, compare=False)  # set by `calibrated`
@@ -56,6 +62,7 @@ class KVQuant(Codec):
     def __post_init__(self) -> None:
         require(self.bits in BITS, "codec.bits", self.bits, f"allowed are {', '.join(map(str, BITS))}")
         require(self.axis in AXES, "codec.axis", self.axis, f"allowed are {', '.join(AXES)}")
+        require(self.weights in WEIGHTS, "codec.weights", self.weights, f"allowed are {', '.join(WEIGHTS)}")
         ok = isinstance(self.outliers, int | float) and 0 < self.outliers <= 0.1
         require(ok, "codec.outliers", self.outliers, "a share above 0 and at most 0.1")
         ok = isinstance(self.sinks, int) and self.sinks >= 0
@@ -92,7 +99,8 @@ class KVQuant(Codec):
     @property
     def settings(self) -> dict[str, object]:
         """What the codebooks depend on."""
-        return {"axis": self.axis, "outliers": self.outliers, "skip": self.skip}
+        weighted = {} if self.weights == "plain" else {"weights": self.weights}
+        return {"axis": self.axis, "outliers": self.outliers, "skip": self.skip, **weighted}
 
     @property
     def skip(self) -> int:
@@ -106,6 +114,7 @@ class KVQuant(Codec):
             "bits": self.bits,
             "axis": self.axis,
             "outliers": self.outliers,
+            "weights": self.weights,
             **({"sinks": self.sinks} if self.sinks else {}),
             "scale": "calibrated" if self.axis == "channel" else "dynamic",
             "clipped": 0.0,
@@ -128,16 +137,20 @@ class KVQuant(Codec):
         middle, half = _centred(*self.table.range(heads, int(x_HND.shape[2])))
         return replace(fitted, middle_HD=middle.to(device), half_HD=half.to(device))
 
-    def units(self, x_HND: Tensor, low_HD: Tensor | None = None, high_HD: Tensor | None = None) -> Tensor:
-        """The numbers of one layer that its codebook is for, brought to -1 .. 1, flat: all but the largest."""
+    def units(
+        self, x_HND: Tensor, low_HD: Tensor | None = None, high_HD: Tensor | None = None, fisher_HND: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The numbers of one layer that its codebook is for, brought to -1 .. 1, flat: all but the largest; their weights."""
         x = x_HND.float()
         if low_HD is not None and high_HD is not None:
             middle, half = _centred(low_HD, high_HD)
             u, out = self._static(x, middle, half, 1)
+            half = self._vectors(half[:, None].expand_as(x), 1)
         else:
-            u, out, *_ = self._dynamic(x, torch.float32, 1)
+            u, out, _, half = self._dynamic(x, torch.float32, 1)
         kept = torch.ones_like(u, dtype=torch.bool).scatter_(-1, out, False)
-        return u[kept].clamp(-1, 1)
+        weights = None if fisher_HND is None else (self._vectors(fisher_HND, 1) * half.square())[kept]
+        return u[kept].clamp(-1, 1), weights
 
     def outliers_of(self, length: int) -> int:
         """How many numbers of a vector are exact."""

@@ -26,7 +26,13 @@ class LowRank(Projected):
         "weights": of W itself, as by Palu without whitening; a bias counts as one more input. No text is read.
     heads: KV heads that share coefficients (Palu: 4); null for all of a layer; 1 lets tokens be evicted head by head.
     Palu's keys are stored before RoPE: compress.rope=pre. Differs from the authors' code: all layers have one rank, which
-    theirs divides by Fisher information; decoding multiplies by B^T, where theirs fuses that of values into the next weight.
+    theirs divides by Fisher information; decoding multiplies by B^T, where theirs fuses that of values into the next weight;
+    B is orthonormal, where theirs halves the singular values between both factors; a bias is decomposed with the rest, where
+    theirs adds it afterwards; and latents are not turned by a Hadamard matrix before they are quantized, unless `inner` does.
+
+    With heads null and rope pre it is also MLA made of GQA, after TransMLA (arXiv 2502.07864): a latent of all keys and one of
+    all values a layer, equal outputs at full rank. TransMLA has one latent for both and keeps a rotated part aside; here keys
+    are rotated once they are expanded, and nothing is trained.
     """
 
     name: str = "low_rank"

@@ -26,6 +26,8 @@ class Think(OverInner):
     `queries` queries (of all query heads of the group) times that of the keys, after RoPE. The floor((1 - ratio) d) best
     channels stay; what is left of a token is stored by `inner`. The newest `recent` tokens keep all channels; those that age
     lose the same ones as the context.
+    Differs from the authors' code: it repeats keys for every query head, so that each loses channels of its own, and removes
+    floor(ratio d), one fewer where ratio d is no whole number.
     Values keep theirs: as a codec for values it is its inner codec.
     Channels are chosen when the context is compressed: it needs an exact context before it (not phase=chunked, and of a stream
     task.context above 0).

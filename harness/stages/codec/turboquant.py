@@ -66,6 +66,10 @@ class TurboQuant(Codec):
             value = getattr(self, key)
             require(isinstance(value, int) and value >= 0, f"codec.{key}", value, "an integer, 0 or more")
 
+    @property
+    def by_tokens(self) -> bool:
+        return True
+
     def for_role(self, role: str) -> TurboQuant:
         """Resolve variant "auto" for "keys" or "values"."""
         return replace(self, variant="prod" if role == "keys" else "mse") if self.variant == "auto" else self

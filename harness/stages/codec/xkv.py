@@ -19,6 +19,7 @@ class XKV(Projected):
 
     After the prompt [X_1 ... X_L] = A [B_1^T ... B_L^T], cut to its largest singular values: A, rank numbers a token, is stored
     once for the group, B_l once a prompt for each layer. The paper's ranks are 512 for keys and 768 for values of four layers.
+    A holds the singular values; the authors' code gives each factor their square roots, which matters only to `inner`.
     The paper's keys are stored before RoPE: compress.rope=pre. Tokens after the prompt stay exact, as in the paper.
     The rank is given per token, layer and KV head: times the number of both it is that of the group.
     """

@@ -26,7 +26,7 @@ def head_list(key: str, heads: Sequence[Sequence[int]] | None, file: str | None)
         key = f"{key}.file={file}"
         try:
             found = _read(file)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{key} is not possible: it must be JSON with a key 'heads' ({type(error).__name__})") from None
     if found is None:
         return None

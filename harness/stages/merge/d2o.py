@@ -20,11 +20,12 @@ class D2O(Merge):
     u_e is the largest cosine of the key of a token that goes with a kept key, c the token it is with. Tokens with u_e >= tau
     are merged: x_c' = (e x_c + sum exp(u_e) x_e) / (e + sum exp(u_e)), e = exp(1), for keys and values; the others are dropped.
     threshold "moving": tau is the mean of u at the first eviction of a layer and KV head, then beta * mean(u) + (1 - beta) *
-    tau, brought up to date before it is used (for a single token the paper's rule). A number: that cosine, at every eviction.
+    tau, brought up to date before it is used. A number: that cosine, at every eviction.
 
-    A variant: one tau per KV head, as heads keep different tokens here. The paper's budgets by layer are not part of it
-    (`keep.layers`). Under phases that go on evicting, tau counts as state: 4 bytes a layer and KV head. Keys are merged after
-    RoPE, and read at the kept token's position.
+    A variant: after the first eviction the paper lets one token go at a time, whose u stands where the mean does; of several at
+    once the mean is taken, as at the first. One tau per KV head, as heads keep different tokens here. The paper's budgets by
+    layer, from the variance of attention, are not part of it (`keep.layers`). Under phases that go on evicting, tau counts as
+    state: 4 bytes a layer and KV head. Keys are merged after RoPE, and read at the kept token's position.
     """
 
     threshold: float | str = "moving"

@@ -5,7 +5,7 @@ To add one: one class that inherits from `Merge`, one YAML in `conf/merge` with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -33,6 +33,11 @@ class Parting:
     chance_HE: Tensor
     sums_HN: Tensor | None = None
     state_H: Tensor | None = None
+
+    def for_merge(self, merge: Merge) -> Parting:
+        """What this merge sees: sums only if it asks for them, and copies of all that others hold too."""
+        sums, state = (None if x is None else x.clone() for x in (self.sums_HN, self.state_H))
+        return replace(self, stay_HM=self.stay_HM.clone(), sums_HN=sums if merge.keeps_sums else None, state_H=state)
 
     def staying(self, x_HND: Tensor) -> Tensor:
         """The rows of the tokens that stay, [H, M, D]."""

@@ -23,7 +23,8 @@ class AlignedHeads(PooledHeads):
     Head h is stored as the mean of x_h @ A_h over its group, and read as mean @ A_h^T. Turning back is exact: A_h also turns
     queries and outputs, which change no score and no output, so with one head in a group nothing is lost. A_h acts on stored
     keys, after RoPE; it does not commute with rotations, so it belongs to the cache, is stored with it in the cache dtype, and
-    counted once. Values' matrices could be folded into the weights; they are counted here too.
+    counted once. Values' matrices could be folded into the weights; they are counted here too. Differs from that paper: its
+    matrices for keys turn RoPE's pairs of channels only, so that they too fold into weights, and it trains the merged heads.
     """
 
     calibration: Calibration | None = None

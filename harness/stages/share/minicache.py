@@ -20,8 +20,8 @@ PARALLEL = 1e-6  # sine of an angle below which directions are averaged in a str
 class MiniCache(Share):
     """MiniCache (arXiv 2405.14366): keys and values of layers l - 1 and l, token by token and head by head.
 
-    e = sin((1 - t) W) / sin W * x_l / |x_l| + sin(t W) / sin W * x_(l-1) / |x_(l-1)|, W the angle between the two;
-    read as |x_l| e and |x_(l-1)| e. Pairs are neighbours, from `start` of the depth on; a layer left over stays as it is.
+    e = sin((1 - t) W) / sin W * x_(l-1) / |x_(l-1)| + sin(t W) / sin W * x_l / |x_l|, W the angle between the two; read as
+    |x_(l-1)| e and |x_l| e. Pairs are neighbours, from `start` of the depth on; a layer left over stays as it is.
 
     retain: share of the tokens that are kept whole beside it, those with the largest angles of what is stored at once. After n
     tokens they are the next whole number above retain * n in every head, however the calls were divided. So of a context they
@@ -78,8 +78,8 @@ def merged(lower_HND: Tensor, upper_HND: Tensor, t: float) -> tuple[Tensor, Tens
     angle = cosine.acos()
     sine, straight = angle.sin(), angle.sin() <= PARALLEL
     safe = torch.where(straight, 1.0, sine)
-    of_upper = torch.where(straight, 1 - t, ((1 - t) * angle).sin() / safe)
-    of_lower = torch.where(straight, t, (t * angle).sin() / safe)
+    of_lower = torch.where(straight, 1 - t, ((1 - t) * angle).sin() / safe)
+    of_upper = torch.where(straight, t, (t * angle).sin() / safe)
     return of_upper * up + of_lower * low, torch.cat((low_norm, up_norm))[..., 0], cosine[..., 0]
 
 

@@ -23,6 +23,36 @@ class Bases(NamedTuple):
     values: Tensor
 
 
+class Widths(NamedTuple):
+    """Numbers a token that a layer stores in place of its keys and values: a rotated part of the keys, and a latent."""
+
+    rotated: int
+    latent: int
+
+
+class Maps(NamedTuple):
+    """From a layer's H keys and values to a rotated part of R vectors of D channels and a latent of C numbers, and back.
+
+    up: what reads them, stored with the cache. keys [H, D, R]: head h's rotated channel d is sum_r keys[h, d, r] part[r, d].
+    values [H, D + D', C]: its key without rotation and its value, of the latent. down_HEC: the latent's, [H, D + D', C]. fp32.
+    """
+
+    up: Bases
+    down_HEC: Tensor
+
+
+class Mixed(NamedTuple):
+    """How the heads of a layer are mixed, and the components of what is not rotated.
+
+    turns: fp32 [D, H, H], of every key channel the mix of heads, in columns. vectors: fp32 [E, E], principal components of what
+    is not rotated of all keys, divided by `ratio`, and values, E = H * (D + D'). ratio: fp32 [].
+    """
+
+    turns: Tensor
+    vectors: Tensor
+    ratio: Tensor
+
+
 @dataclass(frozen=True)
 class Measured:
     """What was measured on calibration text: tensors by name, and where, for the record."""
@@ -36,6 +66,14 @@ class Measured:
         if found is None or tuple(found.shape) != (heads, d, d):
             raise UserError(f"the calibration table has no {name} for {heads} heads of {d} channels")
         return found
+
+    def mixed(self, layer: int, heads: int, d_key: int, d_value: int) -> Mixed:
+        """How a layer's heads are mixed; UserError if the table is of another model."""
+        turns, vectors, ratio = (self.tables.get(f"{name}.{layer}") for name in Mixed._fields)
+        size = heads * (d_key + d_value)
+        if turns is None or vectors is None or ratio is None or (len(turns), len(vectors)) != (d_key, size):
+            raise UserError(f"the calibration table has no layer {layer} of {heads} heads of {d_key} and {d_value} channels")
+        return Mixed(turns, vectors, ratio)
 
     def similarity(self, one: int, other: int) -> float:
         """How similar two layers are."""
@@ -68,12 +106,12 @@ class Share(Protocol):
 
     @property
     def pools(self) -> bool:
-        """Whether heads are averaged."""
+        """Whether heads are averaged or mixed, so that what is stored are others than the model's."""
         return False
 
     @property
     def t(self) -> float:
-        """Of merged directions, the share of the lower layer's."""
+        """Of merged directions, the share of the upper layer's."""
         return 0.5
 
     @property
@@ -89,6 +127,19 @@ class Share(Protocol):
     def bases(self, layer: int, heads: int, d_key: int, d_value: int) -> Bases | None:
         """The bases of a layer's heads; None if they are averaged as they are."""
         return None
+
+    @property
+    def folds(self) -> bool:
+        """Whether a layer stores a rotated part of its keys and a latent, whose sizes are its `widths`."""
+        return False
+
+    def widths(self, heads: int, d_key: int, d_value: int) -> Widths:
+        """Sizes of the two parts, of a layer with so many KV heads; UserError if they are not possible."""
+        raise NotImplementedError
+
+    def maps(self, layer: int, heads: int, d_key: int, d_value: int) -> Maps:
+        """How a layer's keys and values become the two parts, and the way back."""
+        raise NotImplementedError
 
     @property
     def calibration(self) -> Calibration | None:

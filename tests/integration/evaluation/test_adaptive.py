@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.analysis.clusters import paired
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
 from harness.errors import UserError
@@ -42,7 +43,7 @@ class Asked:
 
     @property
     def key(self) -> str:
-        return f"{self.arm.name} {self.example.id}"
+        return f"{self.arm.name} {self.example.id} {self.seed}"
 
 
 class Told:
@@ -50,14 +51,17 @@ class Told:
 
     def __init__(self, losses: dict[str, float]) -> None:
         self.losses, self.made, self.rng = losses, dict[str, dict[str, Any]](), np.random.default_rng(0)
+        self.read = 0
 
     def make(self, part: list[Asked]) -> None:
         for one in part:
             lost = one.arm.name != "full" and self.rng.random() < self.losses[one.arm.name]
             self.made[one.key] = make(key=one.key, score=float(not lost))
 
-    def records(self) -> list[dict[str, Any]]:
-        return list(self.made.values())
+    def fresh(self) -> list[dict[str, Any]]:
+        found = list(self.made.values())[self.read :]
+        self.read += len(found)
+        return found
 
 
 def test_an_arm_stops_once_it_is_resolved_and_the_others_go_on() -> None:
@@ -71,6 +75,46 @@ def test_an_arm_stops_once_it_is_resolved_and_the_others_go_on() -> None:
     counts = {name: sum(key.startswith(f"{name} ") for key in told.made) for name in names}
     assert adaptive.left == [] and adaptive.took == {name: counts[name] for name in ("bad", "good")}
     assert counts["bad"] < 30 < counts["good"] == counts["full"] < 900
+
+
+def test_an_arm_that_says_nothing_keeps_no_round_going() -> None:
+    """Found by: an arm whose calibration had failed was asked, with the full cache, on every document there was.
+
+    The kind: only an arm that more documents could resolve asks for them; others go along.
+    """
+    names = ["full", "good", "broken"]
+
+    class Broken(Told):
+        def make(self, part: list[Asked]) -> None:
+            super().make([one for one in part if one.arm.name != "broken"])
+            dead = [one for one in part if one.arm.name == "broken"]
+            self.made |= {one.key: make(key=one.key, score=None, status="failed", error="calibration") for one in dead}
+
+    def asked(labels: list[str]) -> tuple[dict[str, int], Any]:
+        planned = [Asked(Arm(n, n), Example(f"e{i}", f"d{i}")) for i in range(900) for n in labels]
+        told = Broken({"good": 0.6})
+        adaptive: Any = Adaptive(planned, told, 0.05)  # type: ignore[arg-type]
+        for part in adaptive:
+            told.make(part)
+        return {name: sum(key.startswith(f"{name} ") for key in told.made) for name in labels}, adaptive
+
+    counts, adaptive = asked(names)
+    assert counts["full"] == counts["good"] == counts["broken"] < 30 and adaptive.left == ["broken"]
+    assert asked(["full", "broken"])[0] == {"full": 12, "broken": 12}
+
+
+def test_a_document_is_one_unit_whatever_the_seeds_of_its_questions() -> None:
+    """Found by: 40 documents with five seeds were 200 units; ids that two seeds share were taken for one another."""
+    arms = [Arm("full", "full"), Arm("good", "good")]
+    planned = [Asked(arm, Example(f"e{i}", f"d{i}"), seed) for seed in range(5) for i in range(40) for arm in arms]
+    told = Told({"good": 0.0})
+    adaptive: Any = Adaptive(planned, told, 0.001)  # type: ignore[arg-type]
+    first = next(iter(adaptive))
+    assert len(first) == 12 * 5 * 2 and len({one.example.group_id for one in first}) == 12
+    told.made = {one.key: make(key=one.key, score=float(one.seed > 0)) for one in first if one.arm.label == "full"}
+    told.made |= {one.key: make(key=one.key, score=0.0) for one in first if one.arm.label == "good"}
+    adaptive._take_in()
+    assert paired(adaptive._pairs(first[:10], "good")).differences.tolist() == [-0.8]
 
 
 def test_rounds_grow_up_to_the_pool() -> None:

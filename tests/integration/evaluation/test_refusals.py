@@ -129,3 +129,27 @@ def test_a_calibration_that_takes_too_long_fails_its_own_records(tmp_path: Path,
     failed = next(record for record in found if record["status"] == "failed")
     assert failed["error"].startswith("calibration: TimeLimitError: longer than time_limit=1 s")
     assert len(list((tmp_path / found[0]["run_id"] / "failures").iterdir())) == 2
+
+
+def test_what_a_model_does_not_allow_is_refused_before_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by: heads that a basis or a table cannot be divided into ended the run for all stacks, or failed with a traceback.
+
+    The kind: what is asked of this model and not possible is that stack's refusal, whenever it is found out.
+    """
+    monkeypatch.setenv("KV_HARNESS_CACHE", str(tmp_path / "cache"))
+    wrong = {
+        "palu": "compress.keys.heads=3",
+        "low_rank_weights": "compress.rope=post",
+        "gqa_aligned": "compress.share.groups=3",
+    }
+    stacks = ",".join(f'[{name},"{change}","compress.points=[{{}}]"]' for name, change in wrong.items())
+    found = run(tmp_path, *TINY, "task=needle", "task.lengths=[300]", "limit=1", f"stacks=[int8,{stacks}]")
+    status = {record["stack"].split(",")[0]: (record["status"], record["error"] or "") for record in found}
+    assert status["full"] == status["int8"] == ("ok", "")
+    for name, words in (
+        ("palu", "codec.heads=3 is not possible with 2 KV heads"),
+        ("low_rank_weights", "codec.of='weights' spans keys before RoPE"),
+        ("gqa_aligned", "share.groups=3 is not possible for 2 KV heads"),
+    ):
+        assert status[name][0] == "refused" and words in status[name][1]
+    assert not (tmp_path / found[0]["run_id"] / "failures").exists()

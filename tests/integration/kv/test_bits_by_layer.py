@@ -21,9 +21,11 @@ from harness.stages.codec.exact import Exact
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.int_groups import IntGroups
 from harness.stages.layers.pyramid import Pyramid
+from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from tests.integration.models.test_model_load import configured
 from tests.support import conf_tree, tiny_models
+from tests.support.oracles.sensitivity import moved_outputs
 from tests.support.tiny_models import ids
 
 SEEN = 150
@@ -117,29 +119,10 @@ def test_layers_that_keep_other_numbers_of_tokens_have_their_own_bits() -> None:
 
 
 def oracle(engine: Engine, ids_of: Sequence[int], low: IntGroups, role: str) -> list[tuple[float, float]]:
-    """(|o' - o|^2, |o|^2) of each layer, one query head and one query at a time, in fp64."""
-    from harness.stages.protocols import Needs
-
+    """(|o' - o|^2, |o|^2) of each layer."""
     whole = engine.prefill(ids_of, Needs(queries=QUERIES))
     changed = engine.compress(whole, Stack(keys=low) if role == "keys" else Stack(values=low))
-    found = []
-    for layer in engine.shape.full_layers:
-        sides = [[stored(one, layer, r).double() for r in ("keys", "values")] for one in (whole.row, changed)]
-        q = whole.stats[layer].queries_QWD
-        assert q is not None
-        error = total = 0.0
-        for head in range(q.shape[0]):
-            h = head // (q.shape[0] // sides[0][0].shape[0])
-            for w in range(q.shape[1]):
-                end = len(ids_of) - q.shape[1] + w + 1
-                out = []
-                for k, v in sides:
-                    scores = k[h, :end] @ q[head, w].double() * whole.stats[layer].scaling
-                    out.append(scores.softmax(0) @ v[h, :end])
-                error += float((out[1] - out[0]).square().sum())
-                total += float(out[0].square().sum())
-        found.append((error, total))
-    return found
+    return [moved_outputs(whole, changed, layer) for layer in engine.shape.full_layers]
 
 
 @pytest.mark.parametrize("role", ["keys", "values"])

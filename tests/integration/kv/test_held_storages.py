@@ -14,6 +14,7 @@ from harness.engine.requests import Question
 from harness.kv import storing
 from harness.kv.sequence_cache import SequenceCache
 from harness.stages.budget import Amount
+from harness.stages.codec.by_layer import ByLayer
 from harness.stages.keep import Keep
 from harness.stages.layers.pyramid import Pyramid
 from harness.stages.score.h2o import H2O
@@ -88,6 +89,43 @@ def test_layers_that_part_let_go_of_each_other(monkeypatch: pytest.MonkeyPatch, 
         assert row.bytes().total == sum(row.bytes().logical.values()) == held(row)
         (row,), _ = engine.feed([row], [ids(n)])
     assert prefix.row.bytes().total == held(prefix.row) == 100 * kv_heads * 3 * 2 * 32 * 4
+
+
+@pytest.mark.parametrize("elements", [1, 2 * 2 * 150 * 64])
+@pytest.mark.parametrize(
+    "name", ["cla2", "yoco", "minicache", "minicache_int8", "similar_layers", "gqa_pool", "snapkv_similar"]
+)
+def test_layers_that_share_let_go_of_the_others(monkeypatch: pytest.MonkeyPatch, name: str, elements: int) -> None:
+    """At the sizes of large models a layer, or every two, is a slice of one tensor.
+
+    Found by: merged layers of a model with 8 KV heads of 128 reported the full cache's bytes from 4,096 tokens on, and readers
+    alone in a group were an error. The kind: what stays of a prefill must not hold what does not.
+    """
+    monkeypatch.setattr(storing, "GROUP_ELEMENTS", elements)
+    engine, stack = Engine(build(tiny_a(), "kv_harness"), torch.float32), conf_tree.stack(name)
+    prefix = engine.prefill(ids(150), stack.needs)
+    row = engine.compress(prefix, stack)
+    full = prefix.row.bytes().total
+    assert row.bytes().total == sum(row.bytes().logical.values()) == held(row) < full
+    monkeypatch.undo()
+    assert row.bytes().total == engine.compress(engine.prefill(ids(150), stack.needs), stack).bytes().total
+    (grown,), _ = engine.feed([row], [ids(3)])
+    assert grown.bytes().total == sum(grown.bytes().logical.values()) == held(grown)
+    assert prefix.row.bytes().total == held(prefix.row) == full
+
+
+@pytest.mark.parametrize("elements", [1, 2 * 2 * 150 * 64])
+def test_a_layer_that_stays_exact_lets_go_of_those_that_are_encoded(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
+    """The same kind, by bits: of four layers two stay exact, one of them in a slice of its own."""
+    monkeypatch.setattr(storing, "GROUP_ELEMENTS", elements)
+    engine = Engine(build(tiny_a(), "kv_harness"), torch.float32)
+    by_layer = ByLayer(
+        codecs={"exact": conf_tree.member("codec", "exact"), "int8": conf_tree.member("codec", "int8")},
+        layers=("exact", "int8", "int8", "exact"),
+    )
+    row = engine.compress(engine.prefill(ids(150)), Stack(keys=by_layer, values=by_layer))
+    exact, coded = 2 * 2 * 2 * 150 * 64 * 4, 2 * 2 * 2 * 150 * (64 + 4)  # layers, keys and values, heads
+    assert row.bytes().total == sum(row.bytes().logical.values()) == held(row) == exact + coded
 
 
 def test_a_full_cache_and_even_layers_still_share_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,13 @@ import torch
 
 from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
-from harness.kv.evicting.merging import SALT
 from harness.kv.memory import predict
 from harness.kv.sequence_cache import SequenceCache
-from harness.stages.hashing import BITS, mix
 from harness.stages.stack import Stack
 from tests.support import conf_tree, tiny_models
 from tests.support.masked_reference import NAME as REFERENCE
 from tests.support.masked_reference import MaskedCache
-from tests.support.oracles import merge as oracle
+from tests.support.oracles.merged_rows import chances, merged_rows
 from tests.support.tiny_models import ids, tiny
 
 SEEN, BUDGET = 90, 40
@@ -93,11 +91,6 @@ def rows_of(cache: SequenceCache, layer: int, head: int) -> tuple[torch.Tensor, 
     return part.keys.read(torch.float32, at)[head], part.values.read(torch.float32, at)[head]
 
 
-def numbers(cache: SequenceCache, layer: int, head: int) -> tuple[list[list[float]], list[list[float]]]:
-    k, v = (x.double().tolist() for x in rows_of(cache, layer, head))
-    return k, v
-
-
 def check(before: SequenceCache, after: SequenceCache, name: str, tau: dict[tuple[int, int], float]) -> int:
     """Every layer and head of an eviction against the oracle; returns how many tokens the oracle merged."""
     total = 0
@@ -105,27 +98,15 @@ def check(before: SequenceCache, after: SequenceCache, name: str, tau: dict[tupl
         for head in range(2):
             stay, go = kept_of(before, after, layer, head)
             assert go
-            k, v = numbers(before, layer, head)
-            if name == "lookm":
-                new_k, new_v, n = oracle.lookm(k, v, stay, go)
-            elif name == "kvmerger":
-                new_k, new_v, n = oracle.kvmerger(k, v, stay, go, 0.75)
-            elif name == "d2o":
-                at = (layer, head)
-                tau[at] = oracle.d2o_threshold(k, stay, go, tau.get(at))
-                new_k, new_v, n = oracle.d2o(k, v, stay, go, tau[at] - 1e-6)
-            else:
-                ((part, where),) = before.slots[layer]
-                assert part.sums_HN is not None
-                attention = part.sums_HN[where][head].double().tolist()
-                hashed = mix(torch.tensor([SALT]), before.seed, layer, head)
-                draws = [float(mix(hashed, int(before.kept_positions()[layer][head][e]))) / (1 << BITS) for e in go]
-                new_k, (new_v, n) = {}, oracle.cam(v, attention, stay, go, draws, 32)
-            total += n
-            found = rows_of(after, layer, head)
-            for x, old, new in zip(found, (k, v), (new_k, new_v), strict=True):
-                wanted = torch.tensor([new.get(c, old[c]) for c in stay])
-                torch.testing.assert_close(x, wanted, atol=2e-5, rtol=2e-5)
+            ((part, where),) = before.slots[layer]
+            sums = None if part.sums_HN is None else part.sums_HN[where][head]
+            draws = chances(before.seed, layer, head, before.kept_positions()[layer][head][go].tolist())
+            wanted = merged_rows(name, rows_of(before, layer, head), stay, sums, draws, tau.get((layer, head)))
+            total += wanted.given
+            if wanted.tau is not None:
+                tau[layer, head] = wanted.tau
+            for x, one in zip(rows_of(after, layer, head), wanted.rows, strict=True):
+                torch.testing.assert_close(x.double(), one, atol=2e-5, rtol=2e-5)
     return total
 
 

@@ -217,6 +217,20 @@ def test_a_table_is_searched_and_taken_along(driver: Any, session: tuple[Any, Pa
     assert downloaded(folder, "s0-points0.md").splitlines() == text
 
 
+NARROW = """(() => {
+  const box = document.querySelector('#s0-points0').closest('.scroll'), cell = box.querySelector('tbody td');
+  box.style.width = '500px'; box.scrollLeft = 300;
+  const found = [box.scrollLeft, cell.getBoundingClientRect().left - box.getBoundingClientRect().left];
+  box.scrollLeft = 0; box.style.width = '';
+  return found;
+})()"""
+
+
+def test_a_narrow_table_keeps_the_names_of_its_rows_in_sight(driver: Any) -> None:
+    scrolled, off = value(driver, NARROW)
+    assert scrolled == 300 and abs(off) < 1
+
+
 def test_a_figure_is_taken_along_as_svg(driver: Any, session: tuple[Any, Path]) -> None:
     value(
         driver,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pandas as pd
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from harness.command import execute
@@ -25,18 +23,15 @@ from harness.report import merge
 from harness.verify import verify
 from tests.support import lm_eval_tasks
 
-CONF = Path(__file__).parents[3] / "conf"
+pytestmark = pytest.mark.usefixtures("composing")
 TINY = ["model=tiny_llama", "corpus=stdlib", "progress=false"]
 NEEDLE = ["task=needle", "task.lengths=[200]", "limit=2", "stacks=[int8]"]
 STREAM = ["task=stream", "task.tokens=96", "task.documents=2", "stacks=[int8]"]
 
 
 @pytest.fixture(autouse=True)
-def composing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
 
 
 def run(*overrides: str) -> Path:

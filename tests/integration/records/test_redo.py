@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from harness import status
 from harness.command import execute
 from harness.records.shards import load_records
 from harness.verify import verify
-from tests.integration.commands.test_command import ROOT, harness
+from tests.integration.commands.test_command import harness
 
+pytestmark = pytest.mark.usefixtures("composing")
 CHEAP = ["model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[200]", "limit=2", "results_dir=results"]
 RECORDS = 2 * 2
 STAND = f"{RECORDS} could not be made again: the older records count"
-
-
-@pytest.fixture(autouse=True)
-def _composing() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
 
 
 def run(*more: str) -> tuple[Path, int]:

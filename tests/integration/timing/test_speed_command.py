@@ -46,5 +46,22 @@ def test_the_command_prints_a_table_and_writes_its_page(
     table = pd.read_csv(page.with_suffix(".csv"))
     assert table["arm"].tolist() == ["full", "int8"] and (table["kv_bytes"] > 0).all()
     assert "http-equiv" in page.read_text(encoding="utf-8")
-    assert main(["model=tiny_llama", "seq=9000"]) == 2
-    assert "seq=9000 is not possible" in capsys.readouterr().err
+    for wrong, words in (
+        ("seq=9000", "seq=9000 is not possible"),
+        ("seq=1,2", "seq=1,2 is not possible: one value"),
+        ("task=needle", "task=needle is not possible: this command reads seq"),
+        (f"out={page.with_suffix('.csv')}", ".csv is written beside it"),
+        ("compress=[int8]", "several are stacks=[int8]"),
+    ):
+        assert main(["model=tiny_llama", wrong]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_stack_that_calibration_finds_impossible_is_its_own_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Found by: one stack whose basis a model does not have ended all of them. With no other stack, the command fails."""
+    tiny = ["model=tiny_llama", "corpus=stdlib", "seq=40", "new=2", "repeats=1", "warm_up=0"]
+    bad = '[low_rank_weights,"compress.rope=post","compress.points=[{}]"]'
+    assert main([*tiny, f"stacks=[int8,{bad}]"]) == 0
+    printed = capsys.readouterr().out
+    assert "spans keys before RoPE" in printed and "int8" in printed
+    assert main([*tiny, f"stacks=[{bad}]"]) == 1

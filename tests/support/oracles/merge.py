@@ -76,8 +76,14 @@ def d2o(
 
 
 def kvmerger(
-    k: Sequence[Vector], v: Sequence[Vector], stay: Sequence[int], go: Sequence[int], threshold: float
+    k: Sequence[Vector],
+    v: Sequence[Vector],
+    stay: Sequence[int],
+    go: Sequence[int],
+    threshold: float,
+    width: float | None = None,
 ) -> tuple[Found, Found, int]:
+    """width: of the Gaussian kernel; None: that of each set, from its mean distance."""
     runs = [[0]]
     for i in range(1, len(k)):
         if cosine(k[i - 1], k[i]) >= threshold:
@@ -92,7 +98,7 @@ def kvmerger(
 
     def weights(c: int, members: Sequence[int]) -> list[float]:
         gaps = [distance(k[c], k[e]) for e in members]
-        sigma = sum(gaps) / len(gaps)
+        sigma = sum(gaps) / len(gaps) / math.sqrt(2) if width is None else width
         return [math.exp(-(gap**2) / (2 * sigma**2)) if sigma else 1.0 for gap in gaps]
 
     def merged(x: Sequence[Vector]) -> Found:
@@ -101,7 +107,8 @@ def kvmerger(
             for c, members in sets.items()
         }
 
-    return merged(k), merged(v), sum(map(len, sets.values()))
+    values = {c: [x * (1 + len(sets[c])) for x in one] for c, one in merged(v).items()}
+    return merged(k), values, sum(map(len, sets.values()))
 
 
 def cam(

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from harness.advice.guarantee import Candidate, choose, hoeffding_bentkus, least_units, needed_units, p_value
-from harness.advice.loss_units import Units
+from harness.analysis.clusters import Units
 
 
 def units(losses: object) -> Units:

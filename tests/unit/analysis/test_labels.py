@@ -40,6 +40,7 @@ def test_a_page_draws_short_names(tmp_path: Path) -> None:
 
 def test_bits_of_a_codec() -> None:
     places = {"exact.Exact": 16, "int8.Int8": 8, "int8_static.Int8Static": 8, "fp8.Float8": 8, "other.Mine": None}
+    places |= {"nv_float.NvFloat4": 4}
     for place, bits in places.items():
         assert bits_of({"_target_": f"harness.stages.codec.{place}"}) == bits
     assert bits_of({"_target_": "harness.stages.codec.int_groups.IntGroups", "bits": 3}) == 3

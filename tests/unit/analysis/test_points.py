@@ -247,3 +247,11 @@ def test_answer_flips_count_answers_that_are_not_the_full_caches_right_or_wrong(
     assert row([*full, *small], "full")["answer_flips"] == 0.0
     silent = [record | {"output": None} for record in small]
     assert math.isnan(row([*full, *silent], "int4")["answer_flips"])
+
+
+@pytest.mark.parametrize("place", [{"length": "long"}, {"depth": "<b>deep</b>"}, {"length": None}])
+def test_a_place_that_is_no_number_is_on_no_map(place) -> None:
+    """Found by: a report ended in a traceback on records whose length or depth was a word, which the schema allows."""
+    records = [make(example_id=f"e{i}", **place) for i in range(3)] + [make(example_id="placed")]
+    assert cells(records)["n"].tolist() == [1]
+    assert points(records)["n"].tolist() == [4]

@@ -51,7 +51,7 @@ def test_a_stack_gets_what_its_share_asks_for_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("KV_HARNESS_CACHE", str(tmp_path))
     lm = load(conf_tree.member("model", "tiny_llama"), NAME)
     run = Engine(lm.model, lm.kv_dtype, lm.eos_ids)
-    for name in ("similar_layers", "aligned_heads"):
+    for name in ("similar_layers", "aligned_heads", "one_latent"):
         share = conf_tree.member("share", name, *SMALL)
         found = [calibrated(Stack(share=share), run, lm).share for _ in range(2)]
         assert found[0] is not None and found[1] is not None
@@ -61,4 +61,4 @@ def test_a_stack_gets_what_its_share_asks_for_once(tmp_path: Path, monkeypatch: 
         pinned = replace(share, calibration=replace(share.calibration, table="abc"))
         with pytest.raises(UserError, match=r"calibration\.table='abc' is not possible"):
             calibrated(Stack(share=pinned), run, lm)
-    assert len([one for one in (tmp_path / "calibration").iterdir() if not one.name.startswith(".")]) == 2
+    assert len([one for one in (tmp_path / "calibration").iterdir() if not one.name.startswith(".")]) == 3

@@ -24,7 +24,7 @@ READMES = [
     )
     if p.is_file()
 ]
-MODULES = {"report", "speed", "status", "verify", "families", "lm_eval", "calibrate.retrieval_heads"}
+MODULES = {"report", "recommend", "plan", "speed", "status", "verify", "families", "lm_eval", "calibrate.retrieval_heads"}
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:

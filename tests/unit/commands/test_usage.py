@@ -12,6 +12,7 @@ import pytest
 
 from harness import usage
 from harness.files.paths import CONF
+from tests.support.record_factory import sweep, write_shard
 from tests.support.started import started
 
 ROOT = Path(__file__).parents[3]
@@ -57,3 +58,23 @@ def test_a_reader_that_has_read_enough_ends_it_silently(tmp_path: Path) -> None:
     out = subprocess.run(python, cwd=tmp_path, env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     os.close(full)
     assert (out.returncode, out.stderr) == (-signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("command", ["plan", "recommend", "verify", "report", "status", "families", "speed"])
+def test_every_command_that_prints_last_ends_with_its_reader(command: str) -> None:
+    """Found by: `python -m harness.plan ... | head -1` ended in a traceback. The kind: each command says so where it starts."""
+    file = ROOT / "harness" / (f"{command}.py" if command != "families" else "families/__main__.py")
+    assert "end_with_reader()" in file.read_text(encoding="utf-8").split('if __name__ == "__main__":')[1]
+
+
+def test_a_report_writes_its_page_before_it_prints(tmp_path: Path) -> None:
+    """A reader that leaves at the first line takes nothing away but lines."""
+    write_shard(tmp_path / "run", sweep(stacks=("full", "int8"), lengths=(1024,), depths=2, repeats=2))
+    gone, full = os.pipe()
+    os.close(gone)
+    given = [sys.executable, "-m", "harness.report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]
+    env = {"PYTHONPATH": str(ROOT)}
+    out = subprocess.run(given, cwd=tmp_path, env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(full)
+    assert (out.returncode, out.stderr) == (-signal.SIGPIPE, "")
+    assert (tmp_path / "page.html").is_file() and (tmp_path / "page.bib").is_file()

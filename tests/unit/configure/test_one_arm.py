@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from harness.command import execute
 from harness.configure.arms import Arm, arms_of
+from harness.configure.objects import with_values
 from harness.records.shards import load_records
+from harness.stages.codec.int8 import Int8
 from harness.stages.stack import Stack, unused
 
-CONF = Path(__file__).parents[3] / "conf"
+pytestmark = pytest.mark.usefixtures("composing")
 HALF = "'compress.points=[{keep.budget.value: 0.5}]'"
-
-
-@pytest.fixture(autouse=True)
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
 
 
 def of(*overrides: str) -> list[Arm]:
@@ -88,3 +81,10 @@ def test_a_run_says_so_and_another_spelling_finds_its_records(
     assert [record["stack"] for record in before] == ["full", "int8"]
     assert run("compress=int8", "compress.chunk=64") == folder
     assert load_records(folder).records == before
+
+
+def test_two_labels_for_one_value_are_one_arm_with_both() -> None:
+    """Found by: the second label of a stack made in Python vanished without a word."""
+    stack = Stack(keys=Int8())
+    (arm,) = with_values([], [("mine", stack), ("yours", Stack(keys=Int8()))])
+    assert arm.label == "mine" and arm.spellings == ("mine", "yours")

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from harness.configure.arguments import check_arguments
 from harness.configure.arms import Arm, arms_of
 from harness.errors import UserError
 
-CONF = Path(__file__).parents[3] / "conf"
-
-
-@pytest.fixture(autouse=True)
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
+pytestmark = pytest.mark.usefixtures("composing")
 
 
 def of(*overrides: str) -> list[Arm]:

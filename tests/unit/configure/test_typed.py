@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
@@ -11,8 +12,16 @@ from typing import Any, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
+from harness.configure.objects import arm_of
 from harness.configure.typed import TARGET, build, escaped
 from harness.errors import UserError
+from harness.stages.budget import Amount
+from harness.stages.codec.turboquant import TurboQuant
+from harness.stages.keep import Keep
+from harness.stages.layers.pyramid import Pyramid
+from harness.stages.score.h2o import H2O
+from harness.stages.share.pooled_heads import PooledHeads
+from harness.stages.stack import Stack
 from tests.support.conf_tree import composed, members
 
 GROUPS = ("model", "corpus", "task", "compress", "keep", "layers", "heads", "codec")
@@ -146,3 +155,19 @@ def test_a_text_that_looks_like_a_reference_arrives_as_it_is(text: str) -> None:
     found = build(needle, "task")
     assert (found.intro, found.stop) == (text, (text, "b"))
     assert OmegaConf.to_container(OmegaConf.create(escaped({"a": [text]})), resolve=True) == {"a": [text]}
+
+
+@pytest.mark.parametrize(
+    ("stack", "where"),
+    [
+        (Stack(keys=TurboQuant(bits=True)), "compress.keys.bits=True"),
+        (Stack(values=TurboQuant(bits=4.0)), "compress.values.bits=4.0"),  # type: ignore[arg-type]
+        (Stack(share=PooledHeads(groups=True)), "compress.share.groups=True"),
+        (Stack(keep=Keep(scorer=H2O(), sinks=True, budget=Amount(value=0.5))), "compress.keep.sinks=True"),
+        (Stack(keep=Keep(scorer=H2O(), layers=Pyramid(protected=True), budget=Amount(value=0.5))), "protected=True"),
+    ],
+)
+def test_a_part_that_exists_as_an_object_is_held_to_the_same_rule(stack: Stack, where: str) -> None:
+    """Found by: `bits=4.0` of a stack made in Python was a TypeError in each of its records, `groups=True` one group."""
+    with pytest.raises(UserError, match=re.escape(where)):
+        arm_of(stack)

@@ -10,10 +10,10 @@ import pytest
 from harness.errors import UserError
 from harness.evaluation.assemble import results_folder, run_folder
 from harness.files.package_data import fetch, fetch_many
-from harness.files.paths import user_path
+from harness.files.paths import page_path, user_path
 from harness.models.load import ModelSpec
 from harness.models.sources import Wheel
-from harness.records.keys import code_hash, run_id
+from harness.records.keys import code_hash, named_files, other_code, run_id
 from harness.stages.heads.head_list import head_list
 from tests.support.started import started
 
@@ -99,3 +99,26 @@ def test_a_sweep_in_the_home_folder_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "~").exists()
     assert (tmp_path / "home" / "sweep" / "0").is_dir()
     assert [run.name.rpartition("-")[0] for run in (tmp_path / "home" / "runs").iterdir()] == ["tiny_llama-jsonl"]
+
+
+def test_a_file_to_write_is_one_and_links_to_it_are_followed(tmp_path: Path) -> None:
+    """The kind: a path that is renamed over must be a plain file, and not one that is written beside it."""
+    (tmp_path / "link.html").symlink_to(tmp_path / "there.html")
+    assert page_path("out", str(tmp_path / "link.html")) == tmp_path / "there.html"
+    for wrong, beside in ((str(tmp_path), ()), ("/dev/null", ()), ("", ()), (str(tmp_path / "x.csv"), (".csv",))):
+        with pytest.raises(UserError, match="out="):
+            page_path("out", wrong, beside)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "~nobody_of_this_name/x", "x\0y", "/"])
+def test_a_manifest_may_name_files_that_no_system_has(name: str) -> None:
+    """Found by: a report ended in a traceback on a folder whose configuration named a file of 5,000 letters."""
+    assert list(named_files({"part": {"file": name}})) == []
+    assert isinstance(other_code({"config": {"part": {"file": name}}, "code_sha256": "0"}), bool)
+
+
+def test_a_list_of_heads_that_is_nested_without_end_is_no_list(tmp_path: Path) -> None:
+    file = tmp_path / "heads.json"
+    file.write_text('{"heads":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(UserError, match="RecursionError"):
+        head_list("keep.heads", None, str(file))

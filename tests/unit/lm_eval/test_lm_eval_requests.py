@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import processors
 
 from harness.errors import UserError
+from harness.evaluation.lm_eval_runner import file_names
 from harness.lm_eval.encoding import Encoder, answer_text, generation_limits, stopper
 from harness.models.random_model import byte_tokenizer
 from harness.models.tokenizer import Tokenizer
-from tasks.lm_eval_task import LmEval
+from tasks.lm_eval_task import Document, LmEval, _example
 
 BOS, EOS = 256, 257
 
@@ -172,3 +174,29 @@ def test_prompts_depend_on_the_seed_alone(tmp_path: Path) -> None:
     assert prompts(["draws_b"], 0) == {key: text for key, text in together.items() if key.startswith("draws_b")}
     assert not set(prompts(["draws_b"], 1).values()) & set(together.values())
     assert list(together)[:2] == ["draws_a-0", "draws_b-0"]  # a limit covers every task
+
+
+def test_results_of_every_stack_have_a_file_of_their_own() -> None:
+    """Found by: two labels that differ in a blank wrote one file, and a long one ended the run once all was made."""
+    arms = ["h2o keep.budget.value=0.5", "a b", "a-b", "A-b", "x" * 4000, "x" * 4000 + "y", "模" * 300]
+    found = file_names(arms)
+    assert found["h2o keep.budget.value=0.5"] == "h2o-keep.budget.value=0.5"
+    assert len({name.casefold() for name in found.values()}) == len(arms)
+    assert all(len(name.encode()) < 200 and "/" not in name for name in found.values())
+
+
+def test_documents_about_one_passage_are_one_group() -> None:
+    """Found by: six questions on each of ten passages were sixty independent documents to every interval.
+
+    The kind: what shares a text is not independent, whoever made the task. The stand-in is what is read of lm-eval's task.
+    """
+    task = SimpleNamespace(OUTPUT_TYPE="generate_until", doc_to_target=lambda doc: doc["word"])
+    asked = SimpleNamespace(args=("a prompt", {}), request_type="generate_until")
+
+    def group(name: str = "t", **doc: Any) -> str:
+        return _example(task, Document(name, 0, {"word": "x"} | doc, (asked,))).group_id
+
+    assert group(passage="One text.", question="a") == group(passage="One text.", question="b") != group(passage="Another.")
+    assert group("t", article=["One", "text"]) != group("u", article=["One", "text"])
+    assert group(group_id="genesis", context="One text.") == group(group_id="genesis", context="Another.")
+    assert group(question="alone") == group(context="") == ""

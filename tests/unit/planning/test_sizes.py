@@ -6,12 +6,18 @@ import pytest
 
 from harness.kv.shape import LayerShape, ModelShape
 from harness.planning.architecture import built, count, known, named
+from harness.planning.cautions import of_stack
 from harness.planning.fits import Room, Serving, longest, most_sequences
 from harness.planning.gpus import GPUS, Gpu
 from harness.planning.sizes import size
 from harness.stages.budget import Amount
+from harness.stages.codec.by_layer import ByLayer
+from harness.stages.codec.fp8 import Float8
+from harness.stages.codec.hadamard import Hadamard
 from harness.stages.codec.int8 import Int8
 from harness.stages.codec.kivi import Kivi
+from harness.stages.codec.mx_float import MxFloat
+from harness.stages.codec.nv_float import NvFloat4
 from harness.stages.heads.adakv import AdaKV
 from harness.stages.keep import Keep
 from harness.stages.score.h2o import H2O
@@ -71,6 +77,15 @@ def test_what_fits_is_counted_beside_the_weights() -> None:
     assert longest(room.bytes, Stack(), ONE, 10, serving, limit=4096) == 1000
     assert longest(-1, Stack(), ONE, 1, serving, limit=4096) == 0
     assert GPUS["h100_80gb"].fp8 and not GPUS["a100_80gb"].fp8
+
+
+def test_a_codec_inside_another_one_is_warned_of_too() -> None:
+    rooms = [Room(gpu=GPUS[name], number=1, utilization=0.9, parameters=0) for name in ("h100_80gb", "b200")]
+    stack = Stack(
+        keys=Hadamard(inner=MxFloat()), values=ByLayer(codecs={"fp8": Float8(), "nv": NvFloat4()}, layers=("fp8", "nv"))
+    )
+    slow = [line for line in of_stack(stack, ONE, rooms) if "do not compute" in line]
+    assert [line.split(":")[0] for line in slow] == ["h100_80gb do not compute in MXFP4", "h100_80gb do not compute in NVFP4"]
 
 
 def test_parameters_on_file_are_those_of_the_architecture() -> None:

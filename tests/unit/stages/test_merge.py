@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -85,12 +87,14 @@ def test_d2o_with_a_fixed_threshold_keeps_nothing() -> None:
 
 @sizes
 @pytest.mark.parametrize("threshold", [0.2, 0.75, -1.0])
-def test_kvmerger(m: int, seed: int, threshold: float) -> None:
+@pytest.mark.parametrize("sigma", ["set", 2.0])
+def test_kvmerger(m: int, seed: int, threshold: float, sigma: str | float) -> None:
     one = parting(m, seed, alike=1.0)
-    found = KVMerger(threshold=threshold).merge(one)
+    found = KVMerger(threshold=threshold, sigma=sigma).merge(one)
+    width = sigma if isinstance(sigma, float) else None
     for h in range(H):
         stay, go = one.stay_HM[h].tolist(), one.go_HE[h].tolist()
-        compare(found, one, h, oracle.kvmerger(plain(one.k_HND, h), plain(one.v_HND, h), stay, go, threshold))
+        compare(found, one, h, oracle.kvmerger(plain(one.k_HND, h), plain(one.v_HND, h), stay, go, threshold, width))
 
 
 def test_equal_keys_of_a_merging_set_weigh_equally() -> None:
@@ -98,7 +102,20 @@ def test_equal_keys_of_a_merging_set_weigh_equally() -> None:
     v = torch.tensor([[[0.0, 1], [3, 1], [6, 1], [9, 1]]])
     one = Parting(k, v, torch.tensor([[1]]), torch.tensor([[0, 2, 3]]), torch.zeros(1, 3))
     found = KVMerger().merge(one)
-    assert found.v_HMD is not None and found.v_HMD.tolist() == [[[4.5, 1]]]
+    assert found.v_HMD is not None and found.v_HMD.tolist() == [[[4 * 4.5, 4]]]  # for four tokens
+
+
+def test_kvmerger_by_hand() -> None:
+    """Distances 1 and 3 from the kept key: weights exp(-(d / 2)^2); the value stands for three tokens."""
+    k = torch.tensor([[[4.0, 0], [5, 0], [8, 0]]])
+    v = torch.tensor([[[10.0], [20], [30]]])
+    one = Parting(k, v, torch.tensor([[1]]), torch.tensor([[0, 2]]), torch.zeros(1, 2))
+    found = KVMerger().merge(one)
+    near, far = math.exp(-0.25), math.exp(-2.25)
+    total = 1 + near + far
+    assert found.k_HMD is not None and found.v_HMD is not None
+    assert found.k_HMD[0, 0].tolist() == pytest.approx([(5 + 4 * near + 8 * far) / total, 0])
+    assert float(found.v_HMD) == pytest.approx(3 * (20 + 10 * near + 30 * far) / total)
 
 
 @sizes
@@ -133,6 +150,8 @@ def test_cam_by_hand() -> None:
         ("d2o", "threshold=always", "'moving' (D2O's own)"),
         ("d2o", "beta=0", "merge.beta=0"),
         ("kvmerger", "threshold=1.5", "merge.threshold=1.5"),
+        ("kvmerger", "sigma=0", "a positive distance, or 'set'"),
+        ("kvmerger", "sigma=wide", "a positive distance, or 'set'"),
         ("cam", "tokens=0", "merge.tokens=0"),
         ("cam", "threshold=1.5", "a probability, or 'never'"),
     ],

@@ -61,6 +61,14 @@ def test_directions_are_those_of_the_paper(t: float) -> None:
     assert torch.allclose(cosines, torch.cosine_similarity(lower, upper, dim=-1), atol=1e-6)
 
 
+def test_the_larger_t_the_nearer_the_direction_is_to_the_upper_layer() -> None:
+    lower, upper = torch.tensor([[[2.0, 0]]]), torch.tensor([[[0.0, 5]]])
+    assert torch.allclose(merged(lower, upper, 0.0)[0], torch.tensor([1.0, 0]), atol=1e-6)
+    assert torch.allclose(merged(lower, upper, 1.0)[0], torch.tensor([0.0, 1]), atol=1e-6)
+    angle = torch.tensor(0.6 * torch.pi / 2)  # of a right one, measured from the lower layer
+    assert torch.allclose(merged(lower, upper, 0.6)[0], torch.stack([angle.cos(), angle.sin()]), atol=1e-6)
+
+
 def test_parallel_opposite_and_missing_directions_stay_finite() -> None:
     x = torch.tensor([[[3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]])
     y = torch.tensor([[[6.0, 8.0], [-3.0, -4.0], [0.0, 0.0], [0.0, 0.0]]])

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 
 import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from harness.configure.arms import Arm, arms_of
 from harness.errors import UserError
 from harness.sweep.fold import Job, deferred, fold
 
-CONF = Path(__file__).parents[3] / "conf"
-
-
-@pytest.fixture(autouse=True)
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
+pytestmark = pytest.mark.usefixtures("composing")
 
 
 def jobs(*arguments: str) -> list[Job]:

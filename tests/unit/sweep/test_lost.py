@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from harness.analysis.points import points
@@ -25,20 +23,13 @@ from harness.records.store import Store
 from harness.sweep.lost import WHY, record_lost
 from tests.support import lm_eval_tasks
 
-CONF = Path(__file__).parents[3] / "conf"
+pytestmark = pytest.mark.usefixtures("composing")
 STACKS = "stacks=[int8,[h2o,'compress.points=[{}]']]"
 TASKS = {
     "questions": ["task=needle", "task.lengths=[200]"],
     "stream": ["task=stream", "task.tokens=96", "task.documents=2"],
     "lm_eval": ["task=lm_eval", f"task.name={lm_eval_tasks.CLOZE}"],
 }
-
-
-@pytest.fixture(autouse=True)
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
 
 
 def composed(folder: Path, kind: str = "questions", stacks: str = STACKS) -> tuple[DictConfig, list[str]]:

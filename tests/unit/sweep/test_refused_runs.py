@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from harness import verify
 from harness.command import execute
@@ -19,15 +18,8 @@ from harness.sweep.outcome import Outcome
 from harness.sweep.relaunch import run_all
 from tests.support.record_factory import make
 
-CONF = Path(__file__).parents[3] / "conf"
+pytestmark = pytest.mark.usefixtures("composing")
 ONE, TWO = Job(("seed=0",)), Job(("seed=1",))
-
-
-@pytest.fixture(autouse=True)
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
 
 
 def test_a_launcher_that_refuses_later_on_loses_no_outcome(tmp_path: Path) -> None:
