@@ -40,7 +40,10 @@ WIDE: dict[str, Any] = {  # set where a configuration has them
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
     "head_dim": 64,
+    "swa_num_attention_heads": 9,
+    "swa_num_key_value_heads": 3,
     "mamba_n_heads": 18,
+    "mamba_d_head": 64,
     "mamba_num_heads": 36,
     "mamba_d_ssm": 1152,
     "max_position_embeddings": 8192,
@@ -51,6 +54,7 @@ LATENT: dict[str, Any] = {
     "kv_lora_rank": 256,
     "qk_rope_head_dim": 32,
     "qk_nope_head_dim": 32,
+    "qk_head_dim": 64,
     "v_head_dim": 64,
 }
 
