@@ -154,8 +154,11 @@ def _attend_heads(call: _Call, team: Team, part: _Part, q: Tensor, k: Tensor, v:
         k, v = call.expanded(call.latent, team.rows, k, v, length)
     if part.softmax.positional:
         part.pos_RHN = _positions(call, team.rows, part.slots, k)
-    each = [_output(call, team.rows[at], part.of(at), q[at], k[at], v[at]) for at in run.calls(team.rows)]
-    out = each[0] if len(each) == 1 else torch.cat(each)
+    calls = run.calls(team.rows)
+    if len(calls) == 1:
+        out = _output(call, team.rows, part, q, k, v)
+    else:
+        out = torch.cat([_output(call, team.rows[at], part.of(at), q[at], k[at], v[at]) for at in calls])
     if run.records and call.shape.window is None and not call.reads:
         _record(call, team.rows, part, q, k)
     return out
