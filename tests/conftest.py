@@ -6,6 +6,7 @@ ask for by name.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 from importlib.metadata import version
@@ -18,6 +19,12 @@ from harness.files.paths import CONF
 
 OLDEST = version("transformers").startswith("5.2.")
 LACKS = ("transformers ", "this version of transformers ")  # how the reasons of such skips begin
+
+
+def pytest_collection_finish() -> None:
+    """What importing has made stays: the collector need not walk through its half a million objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from harness.kv.sequence_cache import SequenceCache
@@ -32,6 +33,12 @@ class Ask:
     held: Sequence[int]
     max_new: int
     stop: Callable[[Sequence[int]], bool] = lambda ids: False
+
+    def ended(self, ids: Sequence[int]) -> str:
+        """Why it stops after these generated ids; empty if it goes on."""
+        if self.stop(ids):
+            return "stop"
+        return "length" if len(ids) >= self.max_new else ""
 
 
 @dataclass(frozen=True)
@@ -107,9 +114,24 @@ class Step:
     """Sequence caches after a chunk, its logits [B, L, V], bytes before eviction, and attention-output errors.
 
     errors: fp64 [layers, B, 2], for each cache |out - reference|^2 and |reference|^2 summed over the chunk.
+    members: for each cache, its row of the logits: caches that read the same share one.
     """
 
     rows: list[SequenceCache]
     logits_BLV: Tensor
     grown_bytes: list[int]
     errors: Tensor
+    members: Sequence[int] = ()
+
+
+def inputs(ids: Sequence[Sequence[int]], starts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and positions [B, L] of new tokens; starts: the position of each sequence's first one.
+
+    Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
+    """
+    width = max(map(len, ids))
+    tokens = [[*one, *[0] * (width - len(one))] for one in ids]
+    # Padding repeats the last position: a model with learned positions has none beyond its limit.
+    places = [[start + min(i, len(one) - 1) for i in range(width)] for start, one in zip(starts, ids, strict=True)]
+    ids_BL, positions_BL = torch.tensor([tokens, places], device=device).unbind(0)  # sent in one go
+    return ids_BL, positions_BL

@@ -7,17 +7,16 @@ one's own store.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.engine.answers import Answer, Ask, Prefix, Scored, Step
+from harness.engine.answers import Answer, Ask, Prefix, Scored, Step, inputs
 from harness.engine.logits import padded, scored, sound
 from harness.engine.prepared_model import PreparedModel
 from harness.engine.tiles import tiles
-from harness.kv.batch_views import Batch
+from harness.kv.batch_views import Batch, settled
 from harness.kv.compat import forward
 from harness.kv.families.position_tables import placed
 from harness.kv.families.states import fed_together
@@ -26,7 +25,6 @@ from harness.kv.memory import Budget
 from harness.kv.positions import held
 from harness.kv.sequence_cache import SequenceCache
 from harness.models.company import same_in_company
-from harness.stages.keep import check_finite
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
 from harness.stages.transfers import fetched, numbers
@@ -53,7 +51,9 @@ class Engine(PreparedModel):
         `length`: tokens that will be fed in all, those of an answer included; as many as these where it is not given.
         """
         start = self.clock()
-        cache, run, _ = self._forward([self.start(length=length or len(ids))], [ids], [needs])
+        empty = [self.start(length=length or len(ids))]
+        run = self.begin(empty, [len(ids)], [needs])
+        cache, _ = self._feed(run, empty, [ids], invariant=False)  # nothing ever shares it: its products need no tiles
         stats = tuple(run.stats[i][0] for i in range(len(self.shape.layers)))
         return Prefix(cache[0], stats, self.clock() - start)
 
@@ -73,15 +73,15 @@ class Engine(PreparedModel):
         while live := [i for i, cache in enumerate(caches) if cache.seen < len(ids)]:
             chunks = [ids[caches[i].seen : caches[i].seen + caches[i].stack.chunk] for i in live]
             grown, run, _ = self._forward([caches[i] for i in live], chunks)
-            for i, one, settled in zip(live, grown, _settled(grown, run), strict=True):
-                peak[i], caches[i] = max(peak[i], one.bytes().total), settled
+            for i, one, after in zip(live, grown, settled(grown, run), strict=True):
+                peak[i], caches[i] = max(peak[i], one.bytes().total), after
         return [(cache.read(), p) for cache, p in zip(caches, peak, strict=True)]
 
     @torch.inference_mode()
     def feed(self, caches: Sequence[SequenceCache], ids: Sequence[Sequence[int]]) -> tuple[list[SequenceCache], Tensor]:
         """Feed each cache its own tokens (numbers may differ); returns the caches afterwards and the last logits [B, V]."""
         grown, run, logits = self._forward(caches, ids)
-        return _settled(grown, run), logits
+        return settled(grown, run), logits
 
     @torch.inference_mode()
     def score(
@@ -95,10 +95,10 @@ class Engine(PreparedModel):
             logits_BLV[b, first - 1 : first - 1 + len(t)] for b, (first, t) in enumerate(zip(lengths, targets, strict=True))
         ]
         marks = scored(rows, targets)
-        peaks, settled = [cache.bytes().total for cache in grown], _settled(grown, run)
+        peaks, after = [cache.bytes().total for cache in grown], settled(grown, run)
         return [
             Scored(one.logp, all(one.top), row, peak, all(one.sound))
-            for one, row, peak in zip(marks, settled, peaks, strict=True)
+            for one, row, peak in zip(marks, after, peaks, strict=True)
         ]
 
     @torch.inference_mode()
@@ -108,13 +108,23 @@ class Engine(PreparedModel):
         ids: Sequence[Sequence[int]],
         reference: Sequence[int] | None = None,
         batch: Batch | None = None,
+        beside: Sequence[tuple[SequenceCache, int]] = (),
     ) -> Step:
-        """Feed each cache its own chunk and keep all logits: one step of a stream; batch: formed for this step."""
-        grown, run, logits = self._forward(caches, ids, every=True, reference=reference, batch=batch)
-        settled = _settled(grown, run, caches, batch)
+        """Feed each cache its own chunk and keep all logits: one step of a stream; batch: formed for this step.
+
+        beside: more caches, each with the number of one of `caches` that reads the same: exact ones of the same tokens. The
+        step has them behind the others, with the numbers of whom they share a forward with.
+        """
+        needs = [cache.needs for cache in caches]
+        for cache, b in beside:
+            needs[b] = needs[b] | cache.needs
+        grown, run, logits = self._forward(caches, ids, needs, every=True, reference=reference, batch=batch)
+        members = [*range(len(caches)), *(b for _, b in beside)]
+        grown += [cache.after(run, b) for cache, b in beside]
+        rows = settled(grown, run, caches, batch, members)
         errors = fetched([run.errors[i] for i in sorted(run.errors)])
         summed = torch.stack(errors).double() if errors else torch.empty(0)  # on the host: not every device has float64
-        return Step(settled, logits, [cache.bytes().total for cache in grown], summed)
+        return Step(rows, logits, [cache.bytes().total for cache in grown], summed[:, members] if errors else summed, members)
 
     @torch.inference_mode()
     def answer(self, asks: Sequence[Ask], views: int = 0) -> list[Answer]:
@@ -132,13 +142,13 @@ class Engine(PreparedModel):
             live = batch.form(live, caches, [len(ids) for ids in feed])
             before = [caches[i] for i in live]
             grown, run, logits = self._forward(before, [feed[i] for i in live], batch=batch)
-            settled = _settled(grown, run, before, batch)
+            after = settled(grown, run, before, batch)
             tokens: list[int] = torch.where(sound(logits), logits.argmax(-1), -1).tolist()
             for b, (i, token) in enumerate(zip(live, tokens, strict=True)):
                 peak[i] = max(peak[i], grown[b].bytes().total)  # a store may shrink while it grows: watched, not assumed
                 reasons[i] = self._take(asks[i], out[i], token) if token >= 0 else "unsound"
                 touched[i] = caches[i].touched() if reasons[i] else 0
-                caches[i], feed[i] = settled[b], [token]
+                caches[i], feed[i] = after[b], [token]
             live = [i for i in live if not reasons[i]]
         seconds = self.clock() - start
         every = zip(out, reasons, caches, peak, touched, strict=True)
@@ -148,9 +158,7 @@ class Engine(PreparedModel):
         if token in self.eos:
             return "eos"
         out.append(token)
-        if ask.stop(out):
-            return "stop"
-        return "length" if len(out) >= ask.max_new else ""
+        return ask.ended(out)
 
     def _forward(
         self,
@@ -164,15 +172,27 @@ class Engine(PreparedModel):
     ) -> tuple[list[SequenceCache], Forward, Tensor]:
         """One forward: caches with the new tokens appended, what it recorded, and logits [B, V], or [B, L, V] for `every`.
 
-        needs: only the prefill of a context gives them, which nothing ever shares: its products need no tiles.
+        needs: what to record, where it is not what the caches ask for.
         """
-        lengths = [len(one) for one in ids]
-        run = self.begin(caches, lengths, needs, reference, batch)
-        self.check_length(max(run.start(b) + n for b, n in enumerate(lengths)))
+        run = self.begin(caches, [len(one) for one in ids], needs, reference, batch)
+        grown, logits = self._feed(run, caches, ids, every=every, invariant=self.invariant)
+        return grown, run, logits
+
+    def _feed(
+        self,
+        run: Forward,
+        caches: Sequence[SequenceCache],
+        ids: Sequence[Sequence[int]],
+        *,
+        every: bool = False,
+        invariant: bool,
+    ) -> tuple[list[SequenceCache], Tensor]:
+        """The same for a forward that was begun; a hybrid's rows in several forwards of the model where they must be."""
+        self.check_length(max(run.start(b) + n for b, n in enumerate(run.lengths)))
         if not self.shape.hybrid:
-            return self._fed(run, caches, ids, every=every, invariant=self.invariant and needs is None)
+            return self._fed(run, caches, ids, every=every, invariant=invariant)
         # A hybrid's own kernels sum in another order for another number of rows: alone, a row needs no tiles.
-        together = fed_together(lengths, [cache.states for cache in caches], reference, alone=self.invariant)
+        together = fed_together(run.lengths, [cache.states for cache in caches], run.reference, alone=self.invariant)
         if len(together) == 1:
             return self._fed(run, caches, ids, every=every)
         return self._apart(run, together, caches, ids, every=every)
@@ -185,21 +205,20 @@ class Engine(PreparedModel):
         ids: Sequence[Sequence[int]],
         *,
         every: bool,
-    ) -> tuple[list[SequenceCache], Forward, Tensor]:
+    ) -> tuple[list[SequenceCache], Tensor]:
         """The same in a forward for each of these groups of rows."""
         grown, logits = dict[int, SequenceCache](), dict[int, Tensor]()
         outputs = dict[int, dict[int, Tensor]]()
         for rows in together:
-            fed, part, found = self._fed(
-                run.part(rows, outputs), [caches[b] for b in rows], [ids[b] for b in rows], every=every
-            )
+            part = run.part(rows, outputs)
+            fed, found = self._fed(part, [caches[b] for b in rows], [ids[b] for b in rows], every=every)
             grown |= dict(zip(rows, fed, strict=True))
             logits |= dict(zip(rows, found, strict=True))
             if part.outputs is not None:
                 outputs[rows[0]] = part.outputs
             run.join(rows, part)
         in_order = range(len(caches))
-        return [grown[b] for b in in_order], run, padded([logits[b] for b in in_order])
+        return [grown[b] for b in in_order], padded([logits[b] for b in in_order])
 
     def _fed(
         self,
@@ -209,40 +228,22 @@ class Engine(PreparedModel):
         *,
         every: bool,
         invariant: bool = False,
-    ) -> tuple[list[SequenceCache], Forward, Tensor]:
+    ) -> tuple[list[SequenceCache], Tensor]:
         """One forward of the model, its products in tiles where they must be invariant."""
-        lengths, starts = run.lengths, [run.start(b) for b in range(len(caches))]
-        # Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
-        width, last = max(lengths), sorted({n - 1 for n in lengths})
-        tokens = [[*one, *[0] * (width - len(one))] for one in ids]
-        # Padding repeats the last position: a model with learned positions has none beyond its limit.
-        places = [[start + min(i, n - 1) for i in range(width)] for start, n in zip(starts, lengths, strict=True)]
-        ids_BL, positions_BL = torch.tensor([tokens, places], device=self.device).unbind(0)  # sent in one go
+        ids_BL, positions_BL = inputs(ids, [run.start(b) for b in range(len(caches))], self.device)
+        last = sorted({n - 1 for n in run.lengths})
         token = CURRENT.set(run)
         try:
             cache = self.entrance.open([cache.states for cache in caches])
             wanted = slice(None) if every else last
             angles, rows = held(self.rotary, [cache.length for cache in caches]), placed(self.placed_table, positions_BL)
-            with angles, rows, tiles(True) if invariant else nullcontext():
+            with angles, rows, tiles(invariant):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
         assert len(run.stats) == len(self.shape.layers), "a layer did not reach our attention"
         run.states = self.entrance.close(cache, len(caches))
-        if not every and len(last) == 1:
-            logits = logits[:, 0]
-        elif not every:
-            rows = torch.arange(len(caches), device=logits.device)
-            logits = logits[rows, numbers(tuple(last.index(n - 1) for n in lengths), logits.device)]
-        return [cache.after(run, b) for b, cache in enumerate(caches)], run, logits
-
-
-def _settled(
-    grown: Sequence[SequenceCache], run: Forward, before: Sequence[SequenceCache] = (), batch: Batch | None = None
-) -> list[SequenceCache]:
-    """Rows back at their budgets after a forward, the views of their batch, if there is one, brought up to date."""
-    choices = [cache.choices(run, b) for b, cache in enumerate(grown)]
-    check_finite(choice for one in choices for choice in one or ())
-    if batch is not None:
-        batch.follow(run, before, grown, choices)
-    return [cache.evicted(choice) for cache, choice in zip(grown, choices, strict=True)]
+        if not every:
+            at = numbers(tuple(last.index(n - 1) for n in run.lengths), logits.device)
+            logits = logits[:, 0] if len(last) == 1 else logits[torch.arange(len(caches), device=logits.device), at]
+        return [cache.after(run, b) for b, cache in enumerate(caches)], logits

@@ -27,11 +27,22 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One document under one stack; `reference` is the index of the reading beside it to compare distributions with."""
+    """One document under one stack; `reference` is the index of the reading of the same document that it is compared with."""
 
     ids: tuple[int, ...]
     row: SequenceCache  # what the stream starts from: empty, or the compressed context
     reference: int
+
+
+@dataclass(frozen=True)
+class _Score:
+    """A chunk of one reading, token by token; whether its logits, and those of its reference, are distributions."""
+
+    nll: Tensor
+    kl: Tensor
+    agree: Tensor
+    sound: Tensor  # of one flag, where the logits are
+    reference_sound: Tensor
 
 
 @dataclass
@@ -58,6 +69,15 @@ class Read:
     most: Bytes = field(default_factory=lambda: Bytes({}, {}))
     errors: Tensor = field(default_factory=lambda: torch.zeros(()))  # fp64 [layers, 2]: |out - ref|^2, |ref|^2
     seconds: float = 0.0
+
+    def add(self, score: _Score, errors: Tensor) -> None:
+        """What a chunk gave; errors: of its attention outputs, [layers, 2]."""
+        self.nll.append(score.nll)
+        self.kl.append(score.kl)
+        self.agree.append(score.agree)
+        self.all_sound = score.sound & self.all_sound
+        self.all_reference_sound = score.reference_sound & self.all_reference_sound
+        self.errors = self.errors + errors
 
     def curve(self, name: str) -> Floats:
         """A token-by-token series as numbers."""
@@ -100,21 +120,21 @@ def read(engine: Engine, readings: Sequence[Reading], chunk: int, views: int = 0
     """
     out = [Read(reading.row, peak=reading.row.bytes().total) for reading in readings]
     start, steps, batch = engine.clock(), 0, engine.batch(views)
-    while live := [i for i, reading in enumerate(readings) if out[i].row.seen < len(reading.ids) - 1]:
-        each = [_next(readings[i], one.row.seen, chunk) for i, one in enumerate(out)]
-        live = batch.form(live, [one.row for one in out], [len(fed) for fed, _ in each])
-        chunks = [each[i] for i in live]
-        where = {i: b for b, i in enumerate(live)}
-        references = [where[readings[i].reference] for i in live]
-        step = engine.read([out[i].row for i in live], [fed for fed, _ in chunks], references, batch)
-        wanted = _wanted([targets for _, targets in chunks], step.logits_BLV.device)
-        for b, i in enumerate(live):
-            fed, targets = chunks[b]
-            out[i].compressed += len(targets) * (out[i].row.touched() > 0)
-            _record(out[i], step.rows[b], step.grown_bytes[b], len(fed), engine)
-            logits_LV = step.logits_BLV[b, : len(fed)]
-            _score(out[i], logits_LV, step.logits_BLV[where[readings[i].reference], : len(fed)], wanted[b])
-            out[i].errors = out[i].errors + step.errors[:, b]
+    while going := [i for i, reading in enumerate(readings) if out[i].row.seen < len(reading.ids) - 1]:
+        leader = _leaders(readings, [one.row for one in out], going)
+        each = {i: _next(readings[i], out[i].row.seen, chunk) for i in going}
+        lengths = [len(each[i][0]) if i in each else 0 for i in range(len(out))]
+        fed = batch.form([i for i in going if leader[i] == i], [one.row for one in out], lengths)
+        row = {i: b for b, i in enumerate(fed)}
+        follow = [i for i in going if leader[i] != i]
+        references = [row[leader[readings[i].reference]] for i in fed]
+        beside = [(out[i].row, row[leader[i]]) for i in follow]
+        step = engine.read([out[i].row for i in fed], [each[i][0] for i in fed], references, batch, beside)
+        scores = _scores(step.logits_BLV, references, [each[i][1] for i in fed])
+        for at, i in enumerate([*fed, *follow]):
+            out[i].compressed += len(each[i][1]) * (out[i].row.touched() > 0)
+            _record(out[i], step.rows[at], step.grown_bytes[at], len(each[i][0]), engine)
+            out[i].add(scores[step.members[at]], step.errors[:, at])
         steps += 1
         if steps % TRIM_EVERY == 0:
             give_back()
@@ -123,6 +143,16 @@ def read(engine: Engine, readings: Sequence[Reading], chunk: int, views: int = 0
     for one, flags in zip(out, fine, strict=True):
         one.seconds, (one.sound, one.reference_sound) = seconds, flags.tolist()
     return out
+
+
+def _leaders(readings: Sequence[Reading], rows: Sequence[SequenceCache], going: Sequence[int]) -> dict[int, int]:
+    """For each reading the one whose forward is its own too: the first of its text that, as itself, has lost nothing so far.
+
+    Rows of a hybrid may be fed in several forwards, each by itself: they share none.
+    """
+    first: dict[object, int] = {}
+    shares = {i: not (rows[i].unrotated or rows[i].touched() or rows[i].shape.hybrid) for i in going}
+    return {i: first.setdefault((readings[i].reference, rows[i].seen) if shares[i] else i, i) for i in going}
 
 
 def _next(reading: Reading, seen: int, chunk: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -141,22 +171,19 @@ def _record(out: Read, cache: SequenceCache, grown: int, fed: int, engine: Engin
         out.most = held
 
 
-def _wanted(targets: Sequence[Sequence[int]], device: torch.device) -> Sequence[Tensor]:
-    """The next tokens of every reading, sent in one go."""
-    flat = torch.tensor([token for one in targets for token in one], device=device)
-    parts: Sequence[Tensor] = flat.split([len(one) for one in targets])  # type: ignore[no-untyped-call]
-    return parts
-
-
-def _score(out: Read, logits_LV: Tensor, reference_LV: Tensor, wanted: Tensor) -> None:
-    out.all_sound = sound(logits_LV).all() & out.all_sound
-    out.all_reference_sound = sound(reference_LV).all() & out.all_reference_sound
-    logp_LV = logits_LV.float().log_softmax(-1)
-    out.nll.append(-logp_LV.gather(1, wanted[:, None])[:, 0])
-    if logits_LV is reference_LV or logits_LV.data_ptr() == reference_LV.data_ptr():
-        out.kl.append(torch.zeros(len(wanted)))
-        out.agree.append(torch.ones(len(wanted)))
-        return
-    ref_LV = reference_LV.float().log_softmax(-1)
-    out.kl.append(divergence(ref_LV, logp_LV))
-    out.agree.append((ref_LV.argmax(-1) == logp_LV.argmax(-1)).float())
+def _scores(logits_BLV: Tensor, references: Sequence[int], targets: Sequence[Sequence[int]]) -> list[_Score]:
+    """Of every row, against the row of its reference, whose distributions are computed once."""
+    compared = {b: logits_BLV[b, : len(targets[b])].float().log_softmax(-1) for b in set(references)}
+    top = {b: logp_LV.argmax(-1) for b, logp_LV in compared.items()}
+    fine = [sound(logits_BLV[b, : len(one)]).all() for b, one in enumerate(targets)]
+    flat = torch.tensor([token for one in targets for token in one], device=logits_BLV.device)  # sent in one go
+    wanted: Sequence[Tensor] = flat.split([len(one) for one in targets])  # type: ignore[no-untyped-call]
+    out = []
+    for b, (r, next_L) in enumerate(zip(references, wanted, strict=True)):
+        logp_LV = compared[b] if b in compared else logits_BLV[b, : len(next_L)].float().log_softmax(-1)
+        nll = -logp_LV.gather(1, next_L[:, None])[:, 0]
+        kl, agree = torch.zeros_like(nll), torch.ones_like(nll)  # of a reference to itself
+        if b != r:
+            kl, agree = divergence(compared[r], logp_LV), (top[r] == logp_LV.argmax(-1)).float()
+        out.append(_Score(nll, kl, agree, fine[b], fine[r]))
+    return out

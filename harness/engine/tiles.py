@@ -1,4 +1,4 @@
-"""Matrix products whose bits do not depend on company: every weight meets tiles of one fixed number of rows. It knows no cache.
+"""Matrix products whose bits do not depend on company: every weight meets tiles of a fixed number of rows. It knows no cache.
 
 A library picks another way of summing for another number of rows, so a request's logits would change with whatever shares its
 batch. In a tile of TILE rows, filled up with zeros, the product always has one shape, and a row's sums do not depend on the
@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from harness.models.packed import Packed, packed
+
 TILE = 16  # rows: as many as a usual batch decodes at a time
+WIDER = (256, 128, 64, 32)  # rows of larger tiles, which are used only where they give the bits of tiles of TILE rows
 
 _ON: ContextVar[bool] = ContextVar("kv_harness_tiles", default=False)
 
@@ -37,27 +40,58 @@ def in_tiles() -> bool:
 
 def prepare(model: torch.nn.Module) -> None:
     """Let a model's linear layers run in tiles where `tiles` asks for it; elsewhere they are as they were."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear | Conv1D) and not hasattr(module, "untiled"):
-            module.untiled = module.forward
-            name = "_old_forward" if hasattr(module, "_old_forward") else "forward"  # inside a device map's hook, which moves x
-            setattr(module, name, _tiled(getattr(module, name)))
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
+    new = [module for module in linear if not hasattr(module, "tiled")]
+    for module, copy in zip(new, packed(new, TILE), strict=True):
+        name = "_old_forward" if hasattr(module, "_old_forward") else "forward"  # inside a device map's hook, which moves x
+        module.tiled = Tiled(getattr(module, name), copy, plain=type(module) in (torch.nn.Linear, Conv1D))
+        setattr(module, name, module.tiled.forward)
 
 
-def _tiled(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
+class Tiled:
+    """A linear layer's product in tiles.
+
+    copy: its weight in a library's own layout, if there is one. plain: a subclass may do something else with its rows.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor], copy: Packed | None = None, *, plain: bool = True) -> None:
+        self.untiled, self.product, self.wider = product, copy or product, WIDER if plain else ()
+        self._same: dict[tuple[int, int, torch.dtype, torch.device], bool] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X [..., D] times the weight: in tiles inside `tiles`, else in one call."""
         if not _ON.get():
-            return product(x)
+            return self.untiled(x)
         rows = x.reshape(-1, x.shape[-1])
         n = rows.shape[0]
         if n % TILE:
             rows = torch.nn.functional.pad(rows, (0, 0, 0, TILE - n % TILE))
-        out = [product(tile) for tile in torch.split(rows, TILE)]  # type: ignore[no-untyped-call]
+        out = [self.product(tile) for tile in rows.split(self._sizes(rows))]  # type: ignore[no-untyped-call]
         if isinstance(out[0], tuple):  # a router of experts: scores and logits of every row
             return tuple(_whole(list(one), n, x) for one in zip(*out, strict=True))  # type: ignore[return-value]
         return _whole(out, n, x)
 
-    return forward
+    def _sizes(self, rows: Tensor) -> list[int]:
+        """How many rows each call gets: the largest tiles first."""
+        sizes, left = list[int](), rows.shape[0]
+        for width in self.wider if rows.device.type == "cpu" else ():  # elsewhere the host would wait for the trial
+            if left >= width and self._alike(rows, width):
+                sizes += [width] * (left // width)
+                left %= width
+        return sizes + [TILE] * (left // TILE)
+
+    def _alike(self, rows: Tensor, width: int) -> bool:
+        """Whether tiles of `width` rows give the same bits as tiles of TILE rows: tried once, on noise.
+
+        Which way a library sums is decided by shapes, threads and the machine, not by the numbers.
+        """
+        key = (width, torch.get_num_threads(), rows.dtype, rows.device)
+        if key not in self._same:
+            seed = torch.Generator().manual_seed(0)
+            noise = torch.randn(width, rows.shape[1], generator=seed).to(rows.device, rows.dtype)
+            by_tile = torch.cat([self.product(tile) for tile in noise.split(TILE)])  # type: ignore[no-untyped-call]
+            self._same[key] = torch.equal(self.product(noise), by_tile)
+        return self._same[key]
 
 
 def _whole(tiles: list[Tensor], n: int, x: Tensor) -> Tensor:

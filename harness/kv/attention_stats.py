@@ -27,11 +27,14 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float, softmax: Softmax =
     k_HDN = k_HND.float().transpose(1, 2)
     sums_HN = torch.zeros(h, n, device=k_HND.device)
     most = BLOCK_ELEMENTS if k_HND.device.type == "cpu" else LARGE_BLOCK
-    block = max(1, most // (h * group * n))
+    block = min(max(1, most // (h * group * n)), n_new)
+    scores, weights = (k_HDN.new_empty(h * block * group * n) for _ in range(2))  # one memory for all blocks
     for start in range(0, n_new, block):
         stop = min(start + block, n_new)
         r, seen = stop - start, past + stop
-        s_HRGN = (q_HLGD[:, start:stop].reshape(h, r * group, d) @ k_HDN[:, :, :seen]).view(h, r, group, seen)
+        s_HMN, w_HMN = (x[: h * r * group * seen].view(h, r * group, seen) for x in (scores, weights))
+        torch.bmm(q_HLGD[:, start:stop].reshape(h, r * group, d), k_HDN[:, :, :seen], out=s_HMN)
+        s_HRGN = s_HMN.view(h, r, group, seen)
         if not softmax.plain:
             pos = None if pos_HN is None else pos_HN[:, :seen]
             hidden = _hidden(softmax, pos, range(past + start, seen), k_HND.device)
@@ -40,7 +43,7 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float, softmax: Softmax =
         if r > 1:
             hidden_R1R = torch.ones(r, r, dtype=torch.bool, device=k_HND.device).triu(1)[:, None]
             s_HRGN[..., past + start :].masked_fill_(hidden_R1R, float("-inf"))
-        sums_HN[:, :seen] += s_HRGN.softmax(-1).sum((1, 2))
+        sums_HN[:, :seen] += torch.softmax(s_HMN, -1, out=w_HMN).sum(1)
     return sums_HN / group
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from harness.kv.teams import ROOM, Team, Views
 from harness.kv.token_store import TokenStore
+from harness.stages.keep import check_finite
 
 if TYPE_CHECKING:
     from harness.kv.forward import Forward
@@ -95,7 +96,7 @@ class Batch:
         device = rows[0].slots[group[0]][0].head_group.keys.tail_HND.device
         size, dims = (len(group), *self._size(group, rows, length)), self._dims(group)
         shapes = [(2, *size, dims[0])] if dims[0] == dims[1] else [(1, *size, d) for d in dims]
-        stored = [torch.zeros(shape, dtype=self.dtype, device=device) for shape in shapes]
+        stored = [torch.empty(shape, dtype=self.dtype, device=device) for shape in shapes]
         most = max(x.numel() for x in stored)
         return Views(group, stored, stored[0].new_empty(most) if self._copies(group, rows) else None)
 
@@ -134,6 +135,25 @@ class Batch:
         return self.shape.layers[self.groups[group][0]].window
 
 
+def settled(
+    grown: Sequence[SequenceCache],
+    run: Forward,
+    before: Sequence[SequenceCache] = (),
+    batch: Batch | None = None,
+    members: Sequence[int] | None = None,
+) -> list[SequenceCache]:
+    """Caches back at their budgets after a forward, the views of their batch, if there is one, brought up to date.
+
+    members: for each cache its row of the forward, where several share one.
+    """
+    rows = range(len(grown)) if members is None else members
+    choices = [cache.choices(run, b) for cache, b in zip(grown, rows, strict=True)]
+    check_finite(choice for one in choices for choice in one or ())
+    if batch is not None:
+        batch.follow(run, before, grown, choices)
+    return [cache.evicted(choice) for cache, choice in zip(grown, choices, strict=True)]
+
+
 def _together(one: Views, stay: Sequence[Tensor | None], most: int) -> Tensor:
     """The indices of all rows, [layers, R, H, M]; None: all tokens, at most `most`. What fills up is never read."""
     longest = max(most if x is None else x.shape[-1] for x in stay)
@@ -152,7 +172,7 @@ def _shape(row: SequenceCache, length: int) -> object:
 
 
 def _longest(row: SequenceCache, layers: tuple[int, ...]) -> int:
-    return max(slot.head_group.n for layer in layers for slot in row.slots[layer])
+    return max(part.n for part in row.head_groups if part.heads.layers[0] in layers)  # a head group's layers are of one group
 
 
 def _decode(one: Views, i: int, row: SequenceCache) -> None:

@@ -106,25 +106,30 @@ class Keep:
         A view is of one layer, or of several that hold equally many tokens. Scorer and layer budget each get copies of the
         statistics in their own `needs`. Whether the scores were finite is still to be looked at: `check_finite`.
         """
-        needs = getattr(self.layers, "needs", Needs())
-        singles = sorted((one.seen_by(needs) for view in views for one in view.layers), key=lambda one: one.layer)
-        layers = self.layers.beyond(self.sinks + self._recent(tokens)) if hasattr(self.layers, "beyond") else self.layers
-        share = {one.layer: most for one, most in zip(singles, layers.split(tokens, singles), strict=True)}
-        chosen = []
+        share, chosen = self._shares(views, tokens), list[Choice]()
         for view in views:
             alike: dict[int, list[int]] = {}
-            for k, one in enumerate(view.layers):
-                if one.n > share[one.layer]:
-                    self._check_share(one.layer, share[one.layer], tokens)
-                    alike.setdefault(share[one.layer], []).append(k)
+            for k, layer in enumerate(view.numbers):
+                if view.n > share[layer]:
+                    self._check_share(layer, share[layer], tokens)
+                    alike.setdefault(share[layer], []).append(k)
             if not alike:
                 continue
             scores_LHN = self._scores(view.seen_by(self.scorer.needs))
             for most, members in alike.items():  # layers with the same budget are sorted together
                 whole = len(members) == len(scores_LHN)
                 some_LHN = scores_LHN if whole else torch.stack([scores_LHN[k] for k in members])
-                chosen += self._select([view.layers[k] for k in members], some_LHN, most)
+                chosen += self._select([view.numbers[k] for k in members], some_LHN, most)
         return chosen
+
+    def _shares(self, views: Sequence[LayerView], tokens: int) -> dict[int, int]:
+        """The budget of every layer. Views of single layers are made only for a layer budget that may look at them."""
+        if type(self.layers) is UniformLayers:
+            return {layer: tokens for view in views for layer in view.numbers}
+        needs = getattr(self.layers, "needs", Needs())
+        singles = sorted((one.seen_by(needs) for view in views for one in view.layers), key=lambda one: one.layer)
+        layers = self.layers.beyond(self.sinks + self._recent(tokens)) if hasattr(self.layers, "beyond") else self.layers
+        return {one.layer: most for one, most in zip(singles, layers.split(tokens, singles), strict=True)}
 
     def _check_share(self, layer: int, most: int, tokens: int) -> None:
         """UserError if a layer's own budget is smaller than its sinks + recent."""
@@ -152,30 +157,45 @@ class Keep:
         scores_LHN: Tensor = scores_HN.unflatten(0, (len(view.layers), -1))  # type: ignore[no-untyped-call]
         return scores_LHN
 
-    def _select(self, views: Sequence[LayerView], scores_LHN: Tensor, tokens: int) -> list[Choice]:
+    def _select(self, numbers: Sequence[int], scores_LHN: Tensor, tokens: int) -> list[Choice]:
         sinks, recent = self.protected(tokens)
         n = scores_LHN.shape[-1]
         stop = n - recent
         scores_LHM = scores_LHN[..., sinks:stop]
-        layers, ends = tuple(view.layer for view in views), (sinks, recent)
+        layers, ends = tuple(numbers), (sinks, recent)
         fine_L = (scores_LHM - scores_LHM == 0).flatten(1).all(1)  # neither infinite nor not a number
         finite = Finite(type(self.scorer).__name__, layers, fine_L)
-        order_LHM = scores_LHM.argsort(dim=-1, descending=True, stable=True)
-        first, last = _places(0, sinks, order_LHM.device), _places(stop, n, order_LHM.device)
+        free = tokens - sinks - recent
+        counts = [self.heads.split(free, scores_HM, layer) for layer, scores_HM in zip(layers, scores_LHM, strict=True)]
+        first, last = _places(0, sinks, scores_LHM.device), _places(stop, n, scores_LHM.device)
 
-        def kept(order: Tensor, count: int) -> Tensor:
-            middle = order[..., :count].sort(-1).values + sinks
+        def kept(middle: Tensor) -> Tensor:
             return torch.cat((first.expand(*middle.shape[:-1], -1), middle, last.expand(*middle.shape[:-1], -1)), -1)
 
-        free = tokens - sinks - recent
-        counts = [self.heads.split(free, scores_HM, view.layer) for view, scores_HM in zip(views, scores_LHM, strict=True)]
         if len({count for layer in counts for count in layer}) == 1:
-            return [Choice(layers, None, kept(order_LHM, counts[0][0]).flatten(0, 1), tokens, ends, finite)]
+            middle_LHM = highest(scores_LHM, counts[0][0]) + sinks
+            return [Choice(layers, None, kept(middle_LHM).flatten(0, 1), tokens, ends, finite)]
+        order_LHM = _order(scores_LHM)
         return [
-            Choice((view.layer,), h, kept(order_HM[h : h + 1], count), tokens, ends, finite)
-            for view, order_HM, layer in zip(views, order_LHM, counts, strict=True)
-            for h, count in enumerate(layer)
+            Choice((layer,), h, kept(order_HM[h : h + 1, :count].sort(-1).values + sinks), tokens, ends, finite)
+            for layer, order_HM, shares in zip(layers, order_LHM, counts, strict=True)
+            for h, count in enumerate(shares)
         ]
+
+
+def highest(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` highest of scores [..., M], int64 in rising order; of equal ones the earlier."""
+    m = scores.shape[-1]
+    if count != m - 1:
+        return _order(scores)[..., :count].sort(-1).values
+    # One goes, as in every step of a cache at its budget: the last of the lowest. Sorting would cost more than attention does.
+    goes = count - scores.flip(-1).argmin(-1, keepdim=True)
+    stay = _places(0, count, scores.device)
+    return stay + (stay >= goes)
+
+
+def _order(scores: Tensor) -> Tensor:
+    return scores.argsort(dim=-1, descending=True, stable=True)
 
 
 @lru_cache(maxsize=32)

@@ -6,13 +6,14 @@ To add one: one class that inherits from its protocol, one YAML with its `_targe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from harness.stages.single_views import SingleViews
 from harness.stages.softmax import PLAIN, Softmax
 
 
@@ -122,24 +123,28 @@ class LayerView:
     read_values: Callable[[], Tensor]
     seed: int = 0  # of the example, for scorers that draw random numbers
     rope: Rope | None = None  # None if the model has no rotary positions
-    each: tuple[LayerView, ...] = ()
+    each: SingleViews[LayerView] = field(default_factory=SingleViews)
     shared: bool = False
 
     def seen_by(self, needs: Needs) -> LayerView:
         """The view for one stage: with copies of the statistics in `needs`, and no others."""
-        each = tuple(one.seen_by(needs) for one in self.each)
-        return replace(self, pos_HN=self.pos_HN.clone(), stats=self.stats.only(needs).copied(), each=each)
+        stats, each = self.stats.only(needs).copied(), self.each.map(lambda one: one.seen_by(needs))
+        return replace(self, pos_HN=self.pos_HN.clone(), stats=stats, each=each)
 
     @property
-    def layers(self) -> tuple[LayerView, ...]:
+    def layers(self) -> Sequence[LayerView]:
         """The views of the single layers."""
         return self.each or (self,)
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the single layers."""
+        return self.each.numbers or (self.layer,)
+
+    @property
     def alike(self) -> bool:
         """Whether all its layers have the same RoPE, attention scale and kind of softmax, so that one call can score them."""
-        kinds = {(id(one.rope), one.stats.scaling, one.stats.softmax.kind) for one in self.layers}
-        return not self.shared and len(kinds) == 1
+        return not self.shared and self.each.alike
 
     @property
     def n(self) -> int:

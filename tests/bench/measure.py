@@ -22,6 +22,8 @@ from harness.kv.attention import NAME
 from harness.models.load import LM, load
 
 CONF = str(Path(__file__).parents[2] / "conf")
+ALL_VIEWS = 1 << 40  # bytes: decoded copies of all stores
+torch.set_num_threads(1)
 
 
 def setup(*overrides: str) -> tuple[LM, list[Arm]]:
@@ -32,9 +34,9 @@ def setup(*overrides: str) -> tuple[LM, list[Arm]]:
         return load(build(OmegaConf.to_container(cfg.model), "model"), NAME), found
 
 
-def engine(lm: LM, kv_dtype: torch.dtype | None = None) -> Engine:
-    """An engine without end tokens: every row decodes the same number of steps."""
-    return Engine(lm.model, kv_dtype or lm.kv_dtype, ())
+def engine(lm: LM, kv_dtype: torch.dtype | None = None, *, invariant: bool = False) -> Engine:
+    """An engine without end tokens: every row decodes the same number of steps. invariant: as `batch_invariant` of a run."""
+    return Engine(lm.model, kv_dtype or lm.kv_dtype, (), invariant=invariant)
 
 
 def prose(lm: LM, n: int, skip: int = 0) -> list[int]:
@@ -46,12 +48,14 @@ def prose(lm: LM, n: int, skip: int = 0) -> list[int]:
     return lm.tokens.encode("\n".join(corpus.documents())[: (skip + n) * 6])[skip : skip + n]
 
 
-def best(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Best wall time of each function; repetitions are interleaved, so that a slow minute hits all alike."""
+def best(
+    functions: dict[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Best time of each function by a clock; repetitions are interleaved, so that a slow minute hits all alike."""
     times: dict[str, float] = dict.fromkeys(functions, float("inf"))
     for _ in range(repeats):
         for name, function in functions.items():
-            start = time.perf_counter()
+            start = clock()
             function()
-            times[name] = min(times[name], time.perf_counter() - start)
+            times[name] = min(times[name], clock() - start)
     return times

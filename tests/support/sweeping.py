@@ -16,7 +16,7 @@ from tests.support.started import started
 
 ROOT = Path(__file__).parents[2]
 STACKS = ("raises", "exits", "is_killed", "is_lost")
-TINY = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[300]", "limit=2")
+TINY = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[300]", "task.per_cell=1", "limit=2")
 SCORER = '''
 import os, signal
 from dataclasses import dataclass

@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.kv.head_group import HeadGroup
 from harness.kv.rope import LayerRope
 from harness.stages.protocols import LayerView, Stats
+from harness.stages.single_views import SingleViews
 
 
 def head_group_view(
@@ -29,7 +30,7 @@ def head_group_view(
             return stored
         return rope.range(stored, 0) if turn == "cache" else rope.rotate(stored, pos[at])
 
-    def view(layers: Sequence[int], at: slice, each: tuple[LayerView, ...] = ()) -> LayerView:
+    def view(layers: Sequence[int], at: slice, each: SingleViews[LayerView] | None = None) -> LayerView:
         found = Stats.join([stats[layer] for layer in layers])
         if group.sums_HN is not None:
             found = replace(found, column_sums_HN=group.sums_HN[at])
@@ -42,10 +43,12 @@ def head_group_view(
             read_values=lambda: group.values.read(torch.float32, at),
             seed=seed,
             rope=rope,
-            each=each,
+            each=each or SingleViews(),
         )
 
     whole, layers = slice(0, group.heads.n), group.heads.layers
     if len(layers) == 1:
         return view(layers, whole)
-    return view(layers, whole, tuple(view((layer,), group.slot(layer)) for layer in layers))
+    kinds = {(stats[layer].scaling, stats[layer].softmax.kind) for layer in layers}
+    singles = SingleViews(layers, lambda k: view((layers[k],), group.slot(layers[k])), alike=len(kinds) == 1)
+    return view(layers, whole, singles)

@@ -94,7 +94,7 @@ def expanded(view: LayerView, latents: Sequence[Latent | None]) -> LayerView:
     if latent is None:
         return view
     if view.each:  # layers of one view are alike
-        each = tuple(expanded(one, latents) for one in view.each)
+        each = view.each.map(lambda one: expanded(one, latents))
         return replace(
             _of_heads(view, latent),
             read_keys=lambda: torch.cat([one.k_HND for one in each]),

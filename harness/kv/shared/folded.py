@@ -15,8 +15,8 @@ from torch import Tensor
 from harness.kv.rope import LayerRope
 from harness.kv.shared.spread import Spread
 from harness.kv.token_store import TokenStore
+from harness.stages.codec.tiled import tiled_product
 from harness.stages.share.sharing import Bases, Maps
-from harness.stages.tiled import tiled_product
 from harness.stages.transfers import places
 from harness.types import KV
 

@@ -14,9 +14,9 @@ from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.over_inner import OverInner
 from harness.stages.codec.packing import head_blocks
+from harness.stages.codec.tiled import tiled_product
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.rounding import clamp_to_range, in_range
-from harness.stages.tiled import tiled_product
 
 
 @dataclass(frozen=True, kw_only=True)

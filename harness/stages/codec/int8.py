@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.stages.codec.base import Codec
+from harness.stages.codec.packing import head_blocks
 from harness.stages.encoded import Encoded
 from harness.stages.rounding import clamp_to_range, round_up
 
@@ -33,10 +34,13 @@ class Int8(Codec):
         return {"codec": self.name, "bits": 8, "axis": "token", "scale": "dynamic", "clipped": 0.0}
 
     def encode(self, x_HND: Tensor) -> Encoded:
-        x = x_HND.float()
-        scale_HN1 = round_up(x.abs().amax(-1, keepdim=True) / LIMIT, x_HND.dtype)
-        divisor = scale_HN1.float().masked_fill(scale_HN1 == 0, 1.0)  # all zeros decode to exactly 0
-        codes = (x / divisor).round().clamp(-LIMIT, LIMIT).to(torch.int8)
+        codes = torch.empty(x_HND.shape, dtype=torch.int8, device=x_HND.device)
+        scale_HN1 = x_HND.new_empty(*x_HND.shape[:2], 1)
+        for some in head_blocks(x_HND):
+            x = x_HND[some].float()
+            scale_HN1[some] = round_up(x.abs().amax(-1, keepdim=True) / LIMIT, x_HND.dtype)
+            divisor = scale_HN1[some].float().masked_fill(scale_HN1[some] == 0, 1.0)  # all zeros decode to exactly 0
+            codes[some] = (x / divisor).round_().clamp_(-LIMIT, LIMIT)
         return Encoded({"codes": codes}, {"scale": scale_HN1}, int(x_HND.shape[1]))
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:

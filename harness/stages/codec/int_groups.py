@@ -108,6 +108,12 @@ class IntGroups(Codec):
         return replace(self, layers=len(heads.layers))
 
     def encode(self, x_HND: Tensor) -> Encoded:
+        # With one scale for a whole layer all heads are measured together.
+        whole = self.axis == "tensor" or not x_HND.numel()
+        parts = [self._encoded(x_HND[some]) for some in ([slice(None)] if whole else head_blocks(x_HND))]
+        return Encoded.stack(parts)
+
+    def _encoded(self, x_HND: Tensor) -> Encoded:
         groups = self._groups(x_HND.float())
         metadata = self._measure(groups, x_HND.dtype)
         step, low = self._affine(metadata)

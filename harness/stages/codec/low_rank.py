@@ -30,9 +30,8 @@ class LowRank(Projected):
     B is orthonormal, where theirs halves the singular values between both factors; a bias is decomposed with the rest, where
     theirs adds it afterwards; and latents are not turned by a Hadamard matrix before they are quantized, unless `inner` does.
 
-    With heads null and rope pre it is also MLA made of GQA, after TransMLA (arXiv 2502.07864): a latent of all keys and one of
-    all values a layer, equal outputs at full rank. TransMLA has one latent for both and keeps a rotated part aside; here keys
-    are rotated once they are expanded, and nothing is trained.
+    With heads null and rope pre it is also MLA made of GQA: a latent of all keys and one of all values a layer, rotated once
+    they are expanded, and equal outputs at full rank. TransMLA's layout (arXiv 2502.07864) is the share `one_latent`.
     """
 
     name: str = "low_rank"

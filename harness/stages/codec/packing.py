@@ -61,8 +61,8 @@ def unpack(packed_HNP: Tensor, bits: int, d: int) -> Tensor:
     return lanes.contiguous().view(torch.uint8)[..., :d]
 
 
-def head_blocks(out_HND: Tensor) -> Iterator[slice]:
-    """Slices of heads to decode together: a few on a CPU, so that all passes stay in its cache; elsewhere all."""
-    h, n, d = out_HND.shape
-    step = max(1, _CACHED // max(n * d, 1)) if out_HND.device.type == "cpu" else max(h, 1)
+def head_blocks(x_HND: Tensor) -> Iterator[slice]:
+    """Slices of heads to encode or decode together: a few on a CPU, so that all passes stay in its cache; elsewhere all."""
+    h, n, d = x_HND.shape
+    step = max(1, _CACHED // max(n * d, 1)) if x_HND.device.type == "cpu" else max(h, 1)
     return (slice(at, min(at + step, h)) for at in range(0, h, step))

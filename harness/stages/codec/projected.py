@@ -13,10 +13,10 @@ from harness.errors import UserError, require
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.over_inner import OverInner
+from harness.stages.codec.tiled import tiled_product
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.rank import Rank
 from harness.stages.rounding import clamp_to_range, in_range
-from harness.stages.tiled import tiled_product
 
 BASIS = "basis"
 

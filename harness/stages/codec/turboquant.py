@@ -15,9 +15,9 @@ from harness.stages.codec.base import Codec
 from harness.stages.codec.codebook import best_points, looked_up, nearest
 from harness.stages.codec.hadamard import matrix as hadamard
 from harness.stages.codec.packing import head_blocks, pack, packed_width, unpack
+from harness.stages.codec.tiled import tiled_product
 from harness.stages.encoded import Encoded
 from harness.stages.rounding import clamp_to_range
-from harness.stages.tiled import tiled_product
 
 BITS = (1, 2, 3, 4)
 VARIANTS = ("mse", "prod", "auto")

@@ -27,7 +27,7 @@ def _by_layer(stack: Stack, share: Share) -> Sequence[str]:
     if not share.pools:
         return [
             f"with compress.{role}={codec.name} is not possible: layers that share a store cannot have codecs of their own; "
-            "legal are one codec for all layers, or heads that share (pooled_heads, aligned_heads)"
+            "legal are one codec for all layers, or heads that share (pooled_heads, aligned_heads, one_latent)"
             for role, codec in mixed
         ]
     return [
@@ -39,9 +39,10 @@ def _by_layer(stack: Stack, share: Share) -> Sequence[str]:
 
 
 def _bases(stack: Stack, share: Share) -> Sequence[str]:
+    xkv = share.pools and not share.folds
     return [
         f"with compress.{role}={codec.name} is not possible: its basis is of the model's own layers and heads, and others are "
-        f"stored; legal are {'xkv, whose basis is of what is stored, and ' * share.pools}codecs that encode each head by itself"
+        f"stored; legal are {'xkv, whose basis is of what is stored, and ' * xkv}codecs that encode each head by itself"
         for role, codec in _both(stack)
         if (codec.span is not None and (share.pools or share.merges or share.folds))
         or ((share.merges or share.folds) and getattr(codec, "layers_together", 1) > 1)

@@ -12,7 +12,15 @@ import pytest
 from tests.support.started import started
 
 ROOT = Path(__file__).parents[3]
-TINY = ("model=tiny_llama", "corpus=stdlib", "task=needle", "progress=false", "task.lengths=[400]", "limit=1")
+TINY = (
+    "model=tiny_llama",
+    "corpus=stdlib",
+    "task=needle",
+    "progress=false",
+    "task.lengths=[400]",
+    "task.per_cell=1",
+    "limit=1",
+)
 FEW = [
     f"compress.{role}.calibration.{key}={value}"
     for role in ("keys", "values")

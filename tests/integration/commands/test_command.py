@@ -14,7 +14,7 @@ import pytest
 from tests.support.started import harness
 
 ROOT = Path(__file__).parents[3]
-TINY = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[600]", "limit=2")
+TINY = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[600]", "task.per_cell=1", "limit=2")
 
 
 def records(folder: Path) -> list[dict]:

@@ -9,7 +9,7 @@ from tests.support.browser import content
 from tests.support.started import harness
 
 STACKS = """stacks=[int8,["h2o","compress.keep.sinks=8","compress.keep.budget.value=0.25"]]"""
-RUN = ("model=tiny_llama", "task=needle", "task.lengths=[256]", "limit=1", "progress=false")
+RUN = ("model=tiny_llama", "task=needle", "task.lengths=[256]", "task.per_cell=1", "limit=1", "progress=false")
 
 
 def test_a_points_command_finds_its_records_made(tmp_path: Path) -> None:

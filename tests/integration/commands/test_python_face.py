@@ -13,7 +13,7 @@ import torch
 import harness
 from tests.support.running import run
 
-SHORT = {"task.lengths": [400], "limit": 2}
+SHORT = {"task.lengths": [400], "task.per_cell": 1, "limit": 2}
 TEXT = "Ann lives in Rome and Bob lives in Paris; both write letters every day of the week. " * 6
 
 
@@ -50,7 +50,7 @@ class Count:
 
 
 def test_the_same_configuration_has_the_same_records_as_the_command(tmp_path: Path) -> None:
-    asked = ["model=tiny_llama", "stacks=[int8,snapkv]", "task.lengths=[400]", "limit=2"]
+    asked = ["model=tiny_llama", "stacks=[int8,snapkv]", "task.lengths=[400]", "task.per_cell=1", "limit=2"]
     theirs = {record["key"]: record for record in run(tmp_path, *asked)}
     shards = {path.name: path.stat().st_size for path in tmp_path.rglob("records-*.jsonl")}
     mine = harness.evaluate(

@@ -14,7 +14,7 @@ from tests.support.running import VOCABULARY, on_disk, run
 QUICK = ("qwen3_next",)
 FAMILIES = [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in HYBRIDS]
 STACK = "stacks=[sink_h2o_int8]"
-NEEDLE = ("task=needle", "task.lengths=[520]", "task.depths=[0.5]", "task.max_new_tokens=9")
+NEEDLE = ("task=needle", "task.lengths=[520]", "task.depths=[0.5]", "task.per_cell=1", "task.max_new_tokens=9")
 
 
 @pytest.mark.filterwarnings("ignore")  # of lm-eval and what it loads

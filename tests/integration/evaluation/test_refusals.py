@@ -97,7 +97,9 @@ def test_a_refusal_in_a_window_of_a_text_is_of_that_stack() -> None:
     assert found[0].scored == found[3].scored == 160 and found[0].exercised == 0
 
 
-@pytest.mark.parametrize("task", [("needle", "task.lengths=[512]", "task.max_new_tokens=40"), ("stream", "task.tokens=256")])
+@pytest.mark.parametrize(
+    "task", [("needle", "task.lengths=[512]", "task.per_cell=1", "task.max_new_tokens=40"), ("stream", "task.tokens=256")]
+)
 def test_an_arm_that_turns_out_illegal_leaves_a_report_of_the_others(task: tuple[str, ...], tmp_path: Path) -> None:
     """Found by: token groups with an exact tail under pyramid budgets, which no rule can know before layers have their share."""
     stack = ["compress=sink_h2o", "layers@compress.keep.layers=pyramid"]

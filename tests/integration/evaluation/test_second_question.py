@@ -110,7 +110,7 @@ def test_answers_1_2_1_on_the_default_model() -> None:
     prompts = [lm.tokens.prompt(e.context, e.question, e.answer_prefix, chat=False).split(False) for e in examples]
     (context, one), (same, two) = prompts
     assert context == same
-    check(Counting(lm.model, lm.kv_dtype), KINDS, (context, one, two), 6)
+    check(Counting(lm.model, lm.kv_dtype), KINDS, (context, one, two), 3)
 
 
 @pytest.fixture(scope="module", params=["blind", "first"])

@@ -11,7 +11,7 @@ from tests.support import lm_eval_tasks
 from tests.support.lm_eval_tasks import CHOICE, TEXT
 from tests.support.running import VOCABULARY, on_disk, run
 
-NEEDLE = ("task=needle", "task.lengths=[300]", "task.questions=2", "task.max_new_tokens=8", "limit=2")
+NEEDLE = ("task=needle", "task.lengths=[300]", "task.per_cell=1", "task.questions=2", "task.max_new_tokens=8", "limit=2")
 STREAM = ("task=stream", "task.tokens=160", "task.documents=2")
 STACKS = "stacks=[[sink_h2o_int8,'compress.points=[{keep.budget.value: 0.5}]']]"
 

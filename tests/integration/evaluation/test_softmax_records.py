@@ -14,7 +14,7 @@ from tests.support.running import VOCABULARY, on_disk, run
 from tests.support.softmax_models import FAMILIES, engine, make
 from tests.support.tiny_models import ids
 
-NEEDLE = ("task=needle", "task.lengths=[300]", "task.questions=2", "task.max_new_tokens=10", "limit=2")
+NEEDLE = ("task=needle", "task.lengths=[300]", "task.per_cell=1", "task.questions=2", "task.max_new_tokens=10", "limit=2")
 STREAM = ("task=stream", "task.tokens=120", "task.documents=1")
 
 

@@ -165,6 +165,13 @@ def test_as_many_groups_as_heads_and_codecs_by_layer() -> None:
     assert rows[0].bytes().total == rows[1].bytes().total
 
 
+def test_rotated_parts_and_latents_have_codecs_by_layer() -> None:
+    stack = Stack(share=conf_tree.stack("transmla").share, keys=MIXED, values=MIXED)
+    row = compressed(stack)
+    held_is_predicted(row, stack, CONTEXT)
+    assert [row.slots[layer][0].head_group.values.codec.name for layer in range(3)] == list(MIXED.layers)
+
+
 # --- bases -------------------------------------------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ def ours(**arguments: Any) -> KvHarness:
 def asked(model: KvHarness, folder: Path, name: str, n: int = SAMPLES) -> list[Document]:
     settings: dict[str, Any] = {"name": name, "include_path": str(folder)}
     if name == "niah_single_1":
-        settings |= {"metadata": {"max_seq_lengths": [512]}, "generation": {"max_gen_toks": 24}}
+        settings |= {"metadata": {"max_seq_lengths": [256]}, "generation": {"max_gen_toks": 12}}
     return lm_eval_tasks.loaded(model.tokenizer, **settings)[:n]
 
 

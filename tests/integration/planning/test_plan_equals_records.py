@@ -27,6 +27,7 @@ SEEN, NEW, ITEMSIZE = 211, 9, 4
 FREE = {"adakv", "entropy"}  # splits that depend on data
 
 
+@lru_cache
 def stacks() -> list[tuple[str, Stack]]:
     """(name, stack) of every member at every point."""
     found = []

@@ -25,7 +25,7 @@ from tests.support import lm_eval_tasks
 
 pytestmark = pytest.mark.usefixtures("composing")
 TINY = ["model=tiny_llama", "corpus=stdlib", "progress=false"]
-NEEDLE = ["task=needle", "task.lengths=[200]", "limit=2", "stacks=[int8]"]
+NEEDLE = ["task=needle", "task.lengths=[200]", "task.per_cell=1", "limit=2", "stacks=[int8]"]
 STREAM = ["task=stream", "task.tokens=96", "task.documents=2", "stacks=[int8]"]
 
 

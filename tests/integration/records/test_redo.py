@@ -16,7 +16,15 @@ from harness.verify import verify
 from tests.integration.commands.test_command import harness
 
 pytestmark = pytest.mark.usefixtures("composing")
-CHEAP = ["model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[200]", "limit=2", "results_dir=results"]
+CHEAP = [
+    "model=tiny_llama",
+    "corpus=stdlib",
+    "progress=false",
+    "task.lengths=[200]",
+    "task.per_cell=1",
+    "limit=2",
+    "results_dir=results",
+]
 RECORDS = 2 * 2
 STAND = f"{RECORDS} could not be made again: the older records count"
 

@@ -329,7 +329,15 @@ def test_old_and_damaged_shards_are_read_and_foreign_ones_left_alone_in_one_line
 
 @pytest.mark.slow
 def test_the_command_itself_killed_watched_resumed_and_verified(tmp_path: Path) -> None:
-    tiny = ["model=tiny_llama", "corpus=stdlib", "task.lengths=[400]", "limit=5", "compress=sink_h2o_int8", "memory_limit=2MiB"]
+    tiny = [
+        "model=tiny_llama",
+        "corpus=stdlib",
+        "task.lengths=[400]",
+        "task.per_cell=1",
+        "limit=5",
+        "compress=sink_h2o_int8",
+        "memory_limit=2MiB",
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     going = subprocess.Popen([sys.executable, "-m", "harness", *tiny], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
 

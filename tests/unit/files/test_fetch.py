@@ -210,7 +210,8 @@ def test_an_interrupted_download_leaves_nothing_that_counts(
     slow_index: threading.Event, wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
     command = [sys.executable, "-c", call(sha(wheel))]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
+    listens = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}  # in the background it would not
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True, **listens)
     assert slow_index.wait(30)
     os.killpg(process.pid, how)
     assert process.wait(30) != 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.stages.heads.adakv import AdaKV
-from harness.stages.keep import Keep
+from harness.stages.keep import Keep, highest
 from harness.stages.protocols import LayerView, Needs, Scorer
 from harness.stages.score.knorm import KeyNorm
 from tests.support import conf_tree, views
@@ -77,3 +77,11 @@ def test_scores_that_differ_beyond_fp32_are_equal() -> None:
             return 1 + view.pos_HN.double() * 1e-12
 
     assert views.chosen(views.rule(Fine(), recent=0), [whole()], 10) == [[list(range(10))] * 2]
+
+
+@pytest.mark.parametrize("goes", [0, 1, 2, 30, TOKENS])
+def test_the_highest_are_those_of_the_rule_however_many_go(goes: int) -> None:
+    drawn = torch.randint(-2, 3, (3, 2, TOKENS), generator=torch.Generator().manual_seed(goes)).float()
+    scores = torch.cat((drawn, torch.zeros(1, 2, TOKENS), -0.0 * drawn[:1]))  # zeros of either sign are equal
+    wanted = [[sorted(best(one, range(TOKENS), TOKENS - goes)) for one in layer] for layer in scores.tolist()]
+    assert highest(scores, TOKENS - goes).tolist() == wanted
