@@ -50,7 +50,7 @@ class HeadGroup:
 
     @cached_property
     def plain(self) -> torch.dtype | None:
-        """The dtype of attention that reads keys and values as they lie in their chunks; None where reading changes them."""
+        """The dtype of keys and values that are read as they lie in their chunks; None where reading changes them."""
         plain = self.times == 1 and not self.folded and self.keys.plain and self.values.plain
         return self.keys.tail_HND.dtype if plain else None
 
@@ -174,9 +174,9 @@ class Slot(NamedTuple):
         return self.head_group.positions(seen)[self.at].repeat_interleave(self.head_group.times, 0)
 
     def as_stored(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]] | None:
-        """Keys and values as views [H, n, D], one after another; None where reading them changes anything."""
+        """Keys and values as views [H, n, D], one after another; None where reading them in `dtype` may change them."""
         group, at = self.head_group, self.at
-        if group.plain != dtype:
+        if group.plain is None or torch.promote_types(group.plain, dtype) != dtype:
             return None
         keys = [chunk.payload["tokens"][at] for chunk in group.keys.chunks]
         return keys, [chunk.payload["tokens"][at] for chunk in group.values.chunks]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.kv.head_group import HeadGroup
+from harness.kv.head_group import HeadGroup, Slot, with_new
 from harness.kv.memory import measure
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
@@ -119,6 +119,17 @@ def test_taken_rows_are_the_rows_with_their_positions_and_hold_only_their_own_by
     n_tail = codec.residual
     exact = 2 * 2 * n_tail * D * 4
     assert held.total == 2 * sum(codec.nbytes(2, 8 - n_tail, D, 4)) + exact + 2 * 8 * 4
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_exact_tokens_are_read_as_they_lie_in_the_dtype_of_attention(stored: torch.dtype) -> None:
+    x = vectors(40, heads=4).to(stored)
+    store = TokenStore.of(x[:, :30].clone(), Exact(), None).append(x[:, 30:35].clone()).append(x[:, 35:].clone())
+    group = HeadGroup(Heads((0, 1), 0, 2), store, store)
+    fresh = vectors(3, seed=1)
+    for read in with_new([Slot(group, slice(2, 4))], fresh[None], fresh[None]):
+        assert read.dtype == fresh.dtype and read.is_contiguous()
+        assert torch.equal(read[0], torch.cat((x[2:].float(), fresh), 1))
 
 
 def test_heads_with_their_own_number_of_rows_hold_only_their_own_bytes() -> None:
