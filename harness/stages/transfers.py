@@ -18,6 +18,12 @@ def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
+@lru_cache(maxsize=64)
+def places(start: int, n: int, device: torch.device) -> Tensor:
+    """int32 start, start + 1 .. of n tokens; many sequences and layers stand at the same place. Never written to."""
+    return torch.arange(start, start + n, dtype=torch.int32, device=device)
+
+
 def sent(x: Tensor, device: torch.device) -> Tensor:
     """A constant on a device; sent once, for it is asked for in every step. Never written to."""
     if x.device == device:

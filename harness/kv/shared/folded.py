@@ -17,6 +17,7 @@ from harness.kv.shared.spread import Spread
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.tiled import tiled_product
 from harness.stages.share.sharing import Bases, Maps, Share
+from harness.stages.transfers import places
 from harness.types import KV
 
 Ropes = Sequence[LayerRope | None]
@@ -30,11 +31,12 @@ def entering(share: Share, layers: tuple[int, ...], new: KV, ropes: Ropes) -> KV
     rope, heads = ropes[layers[0]], len(new.k_HND) // len(layers)
     assert rope is not None, "models without rotary positions are refused"
     k_HND, v_HND = new.k_HND.float(), new.v_HND.float()
-    by_layer = (x.split(heads) for x in (k_HND, at_zero(rope, k_HND, new.pos_HN), v_HND))  # type: ignore[no-untyped-call]
+    pos_HN = places(new.start, new.n, k_HND.device).expand(len(k_HND), -1)
+    by_layer = (x.split(heads) for x in (k_HND, at_zero(rope, k_HND, pos_HN), v_HND))  # type: ignore[no-untyped-call]
     sizes = heads, k_HND.shape[2], v_HND.shape[2], k_HND.device
     parts = [_parts(share.maps(layer, *sizes), *one) for layer, *one in zip(layers, *by_layer, strict=True)]
     k, v = (torch.stack(side).to(new.k_HND.dtype) for side in zip(*parts, strict=True))
-    return KV(k, v, new.pos_HN[::heads])
+    return KV(k, v, new.start)
 
 
 def _parts(maps: Maps, k_HND: Tensor, flat_HND: Tensor, v_HND: Tensor) -> tuple[Tensor, Tensor]:

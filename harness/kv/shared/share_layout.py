@@ -106,7 +106,8 @@ class Layout:
         for group in groups:
             each = group.heads.each
             for at, layer in enumerate(group.heads.layers):
-                found[layer] = (*found.get(layer, ()), Slot(group, slice(at * each, (at + 1) * each)))
+                slot = Slot(group, slice(at * each, (at + 1) * each))
+                found[layer] = (*found[layer], slot) if layer in found else (slot,)
         return found | {reader: found[owner] for reader, owner in self.owners.items() if owner in found}
 
     def entering(self, layers: tuple[int, ...], new: KV, ropes: Sequence[LayerRope | None]) -> tuple[tuple[int, ...], KV]:
@@ -121,14 +122,14 @@ class Layout:
             each = len(new.k_HND) // len(layers)
             index = tuple(layers.index(layer) * each + h for layer in stores for h in range(each))
             chosen = numbers(index, new.k_HND.device)
-            new = KV(*(x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN)))
+            new = KV(new.k_HND.index_select(0, chosen), new.v_HND.index_select(0, chosen), new.start)
         times = self.times.get(stores[0], 1) if stores else 1
         if times == 1:
             return stores, new
         bases = [self.bases[layer] for layer in stores] if self.bases else None
         keys, values = (None, None) if bases is None else zip(*bases, strict=True)
         k, v = pooled(new.k_HND, times, keys), pooled(new.v_HND, times, values)
-        return stores, KV(k, v, new.pos_HN[::times])
+        return stores, KV(k, v, new.start)
 
     def shared(self, groups: Sequence[HeadGroup], ropes: Sequence[LayerRope | None]) -> tuple[HeadGroup, ...]:
         """Exact head groups of whole layers as they are stored: without readers, heads pooled, pairs in groups of their own."""
@@ -137,8 +138,7 @@ class Layout:
         for group in groups:
             if not self.stores(group.heads.layers):
                 continue  # of a long context a group may be of readers alone
-            pos = group.positions(group.n)
-            stores, kv = self.entering(group.heads.layers, KV(group.keys.exact(), group.values.exact(), pos), ropes)
+            stores, kv = self.entering(group.heads.layers, KV(group.keys.exact(), group.values.exact(), 0), ropes)
             each = len(kv.k_HND) // max(1, len(stores))
             paired = {layer for pair in self.pairs for layer in pair}
             rest = tuple(layer for layer in stores if layer not in paired)
