@@ -56,7 +56,7 @@ CODEBOOKS = (
 )
 LONG = ("window 256 tokens", "streaming 256 tokens")
 FEWER = ("int4", "int3", "kivi4", "kivi2", "h2o 0.5", "snapkv 0.5")
-FEWER_NEEDLE = "task=needle 'task.lengths=[512]' task.per_cell=4"
+FEWER_NEEDLE = "task=needle 'task.lengths=[512]' task.per_cell=4 limit=15"
 FIRST_LOOK = {  # the runs of `make run`
     "needle_": "task=needle 'task.lengths=[768]'",
     "aware_": "task=needle 'task.lengths=[768]' task.query_aware=true",
