@@ -136,12 +136,17 @@ def observing(stack: Stack, shape: ModelShape, group: HeadGroup, stats: Sequence
     return replace(stack, keys=codec.observing(seen.clone(), group.keys.exact().clone()))  # others hold them too
 
 
+def _used(stack: Stack, shape: ModelShape, layer: int) -> Stack:
+    """The stack of one layer: with its own codecs, or that of the full cache where only a window is stored."""
+    return stack.at(layer, shape.full_layers) if shape.layers[layer].window is None else Stack()
+
+
 def _stores(
     shape: ModelShape, stack: Stack, k: Tensor, v: Tensor, heads: Heads, view_dtype: torch.dtype
 ) -> Sequence[TokenStore]:
     """Keys and values in token stores; those of sliding-window layers stay exact."""
     first = heads.layers[0]
-    used = stack.at(first, shape.full_layers) if shape.layers[first].window is None else Stack()
+    used = _used(stack, shape, first)
     if used.share is not None and Layout.of(used.share, shape).merges(heads.layers):
         return [PairStore.of_pairs(x, codec, used.share, heads) for x, codec in ((k, used.keys), (v, used.values))]
     dtype = view_dtype if used.read == "cached" else None

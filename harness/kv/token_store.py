@@ -228,8 +228,9 @@ def constants(codec: Codec) -> dict[str, Tensor]:
 
 def _one_copy(chunk: Encoded, codec: Codec) -> Encoded:
     """The chunk with its shared constants replaced by the codec's equal tensors, so that they are stored once."""
-    held = constants(codec).values()
-    same = {name: h for name, t in chunk.shared.items() for h in held if h.dtype == t.dtype and torch.equal(h, t)}
+    held = {id(h): h for h in constants(codec).values()}
+    new = [(name, t) for name, t in chunk.shared.items() if id(t) not in held]  # a comparison makes the host wait
+    same = {name: h for name, t in new for h in held.values() if h.dtype == t.dtype and torch.equal(h, t)}
     return replace(chunk, shared={**chunk.shared, **same})
 
 

@@ -13,6 +13,7 @@ from harness.kv.token_store import TokenStore
 from harness.stages.hashing import BITS, mix
 from harness.stages.keep import Choice
 from harness.stages.merge.parting import Merge, Merged, Parting, acts
+from harness.stages.rounding import in_range
 
 SALT = 0x3E26E  # keeps chances apart from the scores of a random scorer
 
@@ -89,4 +90,5 @@ def _with(store: TokenStore, took_HM: Tensor, new: list[Tensor | None]) -> Token
         return store
     old = store.exact()
     dtype = None if store.decoded_HND is None else store.decoded_HND.dtype
-    return TokenStore.of(torch.where(took_HM[..., None], torch.cat(x_HMD).to(old.dtype), old), store.codec, dtype)
+    merged_HMD, _ = in_range(torch.cat(x_HMD), old.dtype)  # values of many tokens may be beyond float16
+    return TokenStore.of(torch.where(took_HM[..., None], merged_HMD, old), store.codec, dtype)

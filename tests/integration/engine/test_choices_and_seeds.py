@@ -98,7 +98,7 @@ def test_a_random_policy_answers_the_same_as_under_lm_evals_own_command(name: st
     theirs = simple_evaluate(
         model=model,
         tasks=[name],
-        task_manager=TaskManager(include_path=str(folder)),
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),  # finding its own takes seconds
         limit=2,
         bootstrap_iters=0,
         verbosity="ERROR",

@@ -20,7 +20,7 @@ from tests.support import conf_tree
 from tests.support.started import started
 
 ROOT = Path(__file__).resolve().parents[3]
-N, LENGTH, NEW = 8, 512, 16
+N, LENGTH, NEW = 6, 384, 10
 
 
 def records(folder: Path, *overrides: str) -> list[dict[str, Any]]:

@@ -10,8 +10,13 @@ import torch
 
 from harness.engine.answers import Prefix
 from harness.engine.engine import Engine
+from harness.kv.evicting.merging import merged
+from harness.kv.head_group import HeadGroup
 from harness.kv.memory import predict
 from harness.kv.sequence_cache import SequenceCache
+from harness.kv.token_store import TokenStore
+from harness.stages.codec.exact import Exact
+from harness.stages.encoded import Heads
 from harness.stages.stack import Stack
 from tests.support import conf_tree, tiny_models
 from tests.support.masked_reference import NAME as REFERENCE
@@ -171,3 +176,11 @@ def test_a_copy_for_reading_is_of_the_merged_numbers() -> None:
     for n in (3, 1):
         rows, logits = engine().feed(rows, [ids(n, seed=n)] * 2)
         assert torch.equal(logits[0], logits[1])
+
+
+def test_values_that_stand_for_many_tokens_stay_within_float16() -> None:
+    heads, x = Heads((0,), 0, 1), torch.full((1, 4, 2), 60000.0).half()
+    keys, values = (TokenStore.of(one, Exact(), None, heads) for one in (x / x, x))  # type: ignore[abstract]
+    before, stay = HeadGroup(heads, keys, values), torch.tensor([[1]])
+    kept, given = merged(before, before.take(stay, 4), stay, conf_tree.member("merge", "kvmerger"), 0, 4)
+    assert kept.values.exact().tolist() == [[[65504.0, 65504.0]]] and int(given) == 3
