@@ -72,13 +72,14 @@ class OneLatent(Share):
 
     def maps(self, layer: int, heads: int, d_key: int, d_value: int, device: torch.device) -> Maps:
         """How a layer's keys and values become its two parts, and the way back; made, and sent to a device, once."""
-        if (layer, device) not in self._maps:
+        key = layer, heads, d_key, d_value, device  # a share may meet several models
+        if key not in self._maps:
             (turns, up), down = self._made(layer, heads, d_key, d_value)
-            self._maps[layer, device] = Maps(Bases(turns.to(device), up.to(device)), down.to(device))
-        return self._maps[layer, device]
+            self._maps[key] = Maps(Bases(turns.to(device), up.to(device)), down.to(device))
+        return self._maps[key]
 
     @cached_property
-    def _maps(self) -> dict[tuple[int, torch.device], Maps]:
+    def _maps(self) -> dict[tuple[int, int, int, int, torch.device], Maps]:
         return {}
 
     def _made(self, layer: int, heads: int, d_key: int, d_value: int) -> Maps:
