@@ -113,12 +113,8 @@ def _of_layers(x: Tensor, layers: tuple[int, ...], some: tuple[int, ...]) -> Ten
 def _stored(
     group: HeadGroup, shape: ModelShape, stack: Stack, seen: int, rope: LayerRope | None, view_dtype: torch.dtype
 ) -> HeadGroup:
-<<<<<<< HEAD
-    (k, v), first = (group.keys.exact(), group.values.exact()), group.heads.layers[0]
-=======
     k, v = group.keys.exact(), group.values.exact()
     first = group.heads.layers[0]
->>>>>>> main
     if shape.layers[first].window is None and stack.at(first, shape.full_layers) is not stack:
         k, v = own(k), own(v)  # what stays exact must not keep alive the layers that are encoded
     if rope is not None:
