@@ -148,11 +148,11 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class KV:
-    """Exact rows of some KV heads of one layer, in position order: k_HND, v_HND and pos_HN (int32, original positions)."""
+    """Exact tokens of some KV heads that follow one another: k_HND, v_HND, and the original position of the first of them."""
 
     k_HND: Tensor
     v_HND: Tensor
-    pos_HN: Tensor
+    start: int
 
     @property
     def n(self) -> int:

@@ -18,6 +18,7 @@ from harness.analysis.labels import family_of
 from harness.analysis.point_row import BASE
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 GROUP = ("run_id", "model", "task", "query_aware")
 X_AXIS = {
@@ -28,7 +29,7 @@ X_AXIS = {
 }
 
 
-def non_dominated(cost: Floats, score: Floats, *, higher_is_better: bool) -> NDArray[np.bool_]:
+def non_dominated(cost: Floats, score: Floats, *, higher_is_better: bool) -> Mask:
     """Mask (points,) of those no other point beats; lower cost is better. All values must be finite."""
     gain = score if higher_is_better else -score
     sizes, which = np.unique(cost, return_inverse=True)

@@ -1,69 +1,127 @@
-"""Frontiers over several tasks of one model, and over several models of one task: mean normalised score at the same point."""
+"""Frontiers over several tasks of one model, and over several models of one task: what the same point does on all of them.
+
+Each member keeps its own unit: a loss on questions is a share of answers, a loss on streams is nats a token. Where all members
+score shares, a point's score is also their mean between a guess and the full cache. Nats have no such place (a uniform guess is
+so far off that every loss would vanish), so with a stream among the members nothing is averaged: a point is on the joint
+frontier where no other point needs no more bytes, does no worse on every member, and is better in one of these.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from harness.analysis.frontier import non_dominated, plain
+from harness.analysis.frontier import Floats, Mask, non_dominated, plain
 from harness.analysis.point_row import BASE
 
 ARM = ["stack", "point", "stack_config"]
 OVER = {"tasks": "model", "models": "task"}  # what a joint frontier is over, and what its members have in common
+NATS = "nats a token"
+_STREAM = "exp_weighted"  # how scores are joined that are perplexities
 
 
 def joint(ranked: pd.DataFrame) -> list[dict[str, Any]]:
     """One entry for each model with several tasks, and each task with several models, in either mode; see `_entry`.
 
-    A score is (score - chance) / (full - chance), so 1 is the full cache and 0 a guess. Only points that every member ranked
-    have a place, and only members whose full cache is better than chance count.
+    A stream asks no question, so it stands beside questions of both modes. Only points that every member ranked have a place,
+    and only members whose full cache is better than chance count.
     """
     table = ranked[ranked["left_out"].isna() & ranked["discriminative"].ne(False)]
     full = table["full_score"].where(table["stack"] != BASE, table["score"])
-    table = table.assign(normalised=(table["score"] - table["chance"]) / (full - table["chance"]))
-    table = table[np.isfinite(table["normalised"]) & np.isfinite(table["ratio"])]
+    share = (table["score"] - table["chance"]) / (full - table["chance"])
+    stream = table["aggregate"] == _STREAM
+    table = table.assign(normalised=share.mask(stream))
+    known = np.isfinite(table["normalised"]) | (stream & np.isfinite(table["score"]))
+    table = table[known & np.isfinite(table["ratio"])]
     return [entry for over, common in OVER.items() for entry in _entries(table, over, common)]
 
 
 def _entries(table: pd.DataFrame, over: str, common: str) -> Iterator[dict[str, Any]]:
     member = "task" if over == "tasks" else "model"
-    for (name, aware), group in table.groupby([common, "query_aware"], sort=False):
+    for (name, aware), group in _groups(table, common):
         members = group.drop_duplicates([member, "run_id"])
         if group[member].nunique() < 2 or len(members) > group[member].nunique():
             continue  # two runs of one member are not two members
-        entry = _entry(group, group[member].unique().tolist())
+        entry = _entry(group, member, group[member].unique().tolist())
         if entry is not None:
             yield {"over": over, common: name, "query_aware": bool(aware), **entry}
 
 
-def _entry(group: pd.DataFrame, members: list[str]) -> dict[str, Any] | None:
-    """Points with mean normalised score and mean byte ratio, and which of them nobody beats."""
-    parts = group.groupby(ARM, sort=False).agg(
-        label=("label", "first"),
-        n=("normalised", "size"),
-        score=("normalised", "mean"),
-        worst=("normalised", "min"),
-        ratio=("ratio", lambda ratios: math.exp(np.mean(np.log(ratios)))),
-    )
-    whole = parts[parts["n"] == len(members)].reset_index()
-    if len(whole) < 2:
+def _groups(table: pd.DataFrame, common: str) -> Iterator[tuple[tuple[str, bool], pd.DataFrame]]:
+    """What may be ranked together, by its common name and mode: the questions of a mode, and streams with any of them."""
+    for name, group in table.groupby(common, sort=False):
+        asks = group["chunk"].isna()
+        for aware in group.loc[asks, "query_aware"].unique().tolist() or [False]:
+            yield (str(name), aware), group[~asks | (group["query_aware"] == aware)]
+
+
+def _entry(group: pd.DataFrame, member: str, members: list[str]) -> dict[str, Any] | None:
+    """Points with their mean byte ratio and what each lost on every member, and which of them nobody beats."""
+    arms = [rows.set_index(member).loc[members] for _, rows in group.groupby(ARM, sort=False) if len(rows) == len(members)]
+    if len(arms) < 2:
         return None
-    on = non_dominated(whole["ratio"].to_numpy(), whole["score"].to_numpy().round(12), higher_is_better=True)
+    ratios = np.array([math.exp(np.mean(np.log(rows["ratio"]))) for rows in arms])
+    shares = np.array([rows["normalised"].to_numpy() for rows in arms])
+    means = shares.mean(axis=1)
+    mixed = bool(np.isnan(shares).any())
+    if mixed:
+        signs = np.where(arms[0]["higher_is_better"], 1.0, -1.0)
+        on = unbeaten(ratios, np.array([rows["score"].to_numpy() * signs for rows in arms]))
+    else:
+        on = non_dominated(ratios, means.round(12), higher_is_better=True)
     points = [
         {
-            "stack": row["stack"],
-            "label": row["label"],
-            **{name: plain(float(row[name])) for name in ("ratio", "score", "worst")},
+            "stack": rows["stack"].iloc[0],
+            "label": rows["label"].iloc[0],
+            "ratio": plain(float(ratio)),
+            "score": None if mixed else plain(float(mean)),
+            "worst": None if mixed else plain(float(part.min())),
+            "against_full": {name: _against(row) for name, row in zip(members, rows.to_dict("records"), strict=True)},
             "on_frontier": bool(kept),
         }
-        for row, kept in zip(whole.sort_index().to_dict("records"), on, strict=True)
+        for rows, ratio, part, mean, kept in zip(arms, ratios, shares, means, on, strict=True)
     ]
+    y = "every member's own difference to the full cache" if mixed else "mean of (score - chance) / (full - chance)"
     return {
         "members": members,
-        "axes": "x geometric mean of the byte ratios; y mean of (score - chance) / (full - chance); worst: the smallest",
+        "units": dict(zip(members, map(_unit, arms[0].to_dict("records")), strict=True)),
+        "better": dict(zip(members, np.where(arms[0]["higher_is_better"], "higher", "lower").tolist(), strict=True)),
+        "axes": f"x geometric mean of the byte ratios; y {y}" + ("" if mixed else "; worst: the smallest"),
         "points": sorted(points, key=lambda point: (point["ratio"], point["label"])),
     }
+
+
+def unbeaten(cost: Floats, gains: Floats) -> Mask:
+    """Mask (points,) of those no other point beats on cost (points,) and on all gains (points, members); ties stay."""
+    kept = np.ones(len(cost), dtype=np.bool_)
+    for i in range(len(cost)):
+        no_worse = (cost <= cost[i]) & (gains >= gains[i]).all(axis=1)
+        better = (cost < cost[i]) | (gains > gains[i]).any(axis=1)
+        kept[i] = not (no_worse & better).any()
+    return kept
+
+
+def _unit(row: Mapping[Any, Any]) -> str:
+    return NATS if row["aggregate"] == _STREAM else str(row["metric"])
+
+
+def _against(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """The paired difference to the full cache in the member's unit, its interval and its verdict."""
+    value, low, high = _NAMES[row["aggregate"] == _STREAM]
+    return {
+        "n": int(row["n"]),
+        "difference": plain(row[value]),
+        "low": plain(row[low]),
+        "high": plain(row[high]),
+        "verdict": row["vs_full"],
+    }
+
+
+_NAMES: Mapping[bool, Sequence[str]] = {
+    True: ("nll_diff", "nll_diff_lo", "nll_diff_hi"),
+    False: ("diff_to_full", "diff_lo", "diff_hi"),
+}

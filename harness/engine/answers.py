@@ -133,5 +133,5 @@ def inputs(ids: Sequence[Sequence[int]], starts: Sequence[int], device: torch.de
     tokens = [[*one, *[0] * (width - len(one))] for one in ids]
     # Padding repeats the last position: a model with learned positions has none beyond its limit.
     places = [[start + min(i, len(one) - 1) for i in range(width)] for start, one in zip(starts, ids, strict=True)]
-    ids_BL, positions_BL = torch.tensor([tokens, places], device=device)  # sent in one go
+    ids_BL, positions_BL = torch.tensor([tokens, places], device=device).unbind(0)  # sent in one go
     return ids_BL, positions_BL

@@ -188,7 +188,7 @@ class Engine(PreparedModel):
         invariant: bool,
     ) -> tuple[list[SequenceCache], Tensor]:
         """The same for a forward that was begun; a hybrid's rows in several forwards of the model where they must be."""
-        self.check_length(max(cache.next_position + len(one) for cache, one in zip(caches, ids, strict=True)))
+        self.check_length(max(run.start(b) + n for b, n in enumerate(run.lengths)))
         if not self.shape.hybrid:
             return self._fed(run, caches, ids, every=every, invariant=invariant)
         # A hybrid's own kernels sum in another order for another number of rows: alone, a row needs no tiles.
@@ -230,7 +230,7 @@ class Engine(PreparedModel):
         invariant: bool = False,
     ) -> tuple[list[SequenceCache], Tensor]:
         """One forward of the model, its products in tiles where they must be invariant."""
-        ids_BL, positions_BL = inputs(ids, [cache.next_position for cache in caches], self.device)
+        ids_BL, positions_BL = inputs(ids, [run.start(b) for b in range(len(caches))], self.device)
         last = sorted({n - 1 for n in run.lengths})
         token = CURRENT.set(run)
         try:
@@ -241,9 +241,9 @@ class Engine(PreparedModel):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
-        assert sorted(run.stats) == list(range(len(self.shape.layers))), "a layer did not reach our attention"
+        assert len(run.stats) == len(self.shape.layers), "a layer did not reach our attention"
         run.states = self.entrance.close(cache, len(caches))
         if not every:
-            rows = torch.arange(len(caches), device=logits.device)
-            logits = logits[rows, numbers(tuple(last.index(n - 1) for n in run.lengths), logits.device)]
+            at = numbers(tuple(last.index(n - 1) for n in run.lengths), logits.device)
+            logits = logits[:, 0] if len(last) == 1 else logits[torch.arange(len(caches), device=logits.device), at]
         return [cache.after(run, b) for b, cache in enumerate(caches)], logits

@@ -18,7 +18,7 @@ from harness.kv.families.own_attention import adapt
 from harness.kv.families.position_tables import position_table
 from harness.kv.families.states import Entrance
 from harness.kv.forward import CURRENT, Forward
-from harness.kv.honoured import no_gradients, no_moments, refuse
+from harness.kv.honoured import no_gradients, no_moments, unsupported
 from harness.kv.memory import Budget, solve_budget
 from harness.kv.positions import learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
@@ -85,7 +85,8 @@ class PreparedModel:
         finally:
             CURRENT.reset(token)
         found = sum(x.numel() * x.element_size() for x in self.entrance.close(cache, 1)[0].held)
-        refuse(found == 0, "its recurrent states are not in its cache")
+        if found == 0:
+            raise unsupported("its recurrent states are not in its cache")
         return found
 
     def start(

@@ -19,16 +19,19 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.kv import honoured
 from harness.kv.attention_stats import column_sums, distances, query_moments, step_sums
+from harness.kv.families.chunk_masks import in_chunks
+from harness.kv.families.latent import Latent
 from harness.kv.families.softmax_attention import Seen, softmax_attention
 from harness.kv.families.temperature import temperature_of
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.head_group import Slot, with_new
+from harness.kv.shape import LayerShape
 from harness.kv.shared.flat_queries import beside_flat
-from harness.kv.teams import Team
+from harness.kv.teams import Team, in_order
 from harness.kv.token_store import own
-from harness.stages.protocols import Needs, Stats
+from harness.stages.protocols import Stats
 from harness.stages.softmax import Softmax
-from harness.stages.transfers import numbers
+from harness.stages.transfers import numbers, places
 
 NAME = "kv_harness"
 
@@ -47,61 +50,49 @@ def attend(
     Returns [B, L, Q, D]. Outputs of padding (tokens beyond a row's own length) are zero.
     """
     run, number = CURRENT.get(), honoured.layer_of(module)
-    reads = number in run.shape.owners
-    honoured.refuse(not reads and number not in run.shape.places, f"its layer {number} attends, and has no place in its cache")
-    layer = run.shape.owners[number] if reads else run.shape.places[number]
-    honoured.refuse(number in run.attended, f"its layer {number} attends twice in one forward")
-    run.attended.add(number)
-    honoured.check(module, run.shape.layers[layer], key, value, attention_mask, kwargs)
+    layer, reads = run.enter(number)
+    shape, latent = run.shape.layers[layer], run.latent(layer)
+    honoured.check(module, shape, key, value, attention_mask, kwargs)
     softmax, kwargs = honoured.softmax_of(kwargs)
     if (temperature := temperature_of(module)) is not None:
         query = temperature.of(query, [run.start(row) for row in range(len(run.lengths))])
-    latent = run.latent(layer)
-    # Keys and values of new tokens, as the layer itself expanded them: right unless what is stored was rounded.
-    given = (key, value) if latent is not None and key.dtype == run.kv_dtype else None
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    call = _Call(module, run, layer, scaling, softmax, kwargs, query, reads, given)
+    call = _Call(module, run, layer, shape, scaling, softmax, kwargs, query, reads, latent)
     if latent is not None:
+        # Keys and values of new tokens, as the layer itself expanded them: right unless what is stored was rounded.
+        call.given = (key, value) if key.dtype == run.kv_dtype else None
         key, value = latent.parts(key, run.entering.pop(layer))
-    if reads:
-        honoured.refuse(layer not in run.stats, f"its layer {number} reads a store that no layer has filled yet")
-        key, value = run.kept_new(layer)
-    else:
-        key, value = run.keep_new(layer, key, value)
-        run.stats[layer] = [Stats()] * len(run.lengths)
-    outputs: dict[int, Tensor] = {}  # by the first row they are for
+    key, value = run.kept_new(layer) if reads else run.keep_new(layer, key, value)
     teams = run.alike(layer)
-    for team in teams:
-        rows, n = team.rows, run.lengths[team.rows[0]]
-        out = _attend_rows(call, team, *(run.pick(x, rows, n) for x in (query, key, value)))
-        if n < query.shape[2]:
-            out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - n))
-        if rows[-1] - rows[0] == len(rows) - 1:
-            outputs[rows[0]] = out
-        else:
-            outputs |= {row: out[i : i + 1] for i, row in enumerate(rows)}
-    joined = outputs[0] if len(outputs) == 1 else torch.cat([outputs[row] for row in sorted(outputs)])
+    if len(teams) == 1:  # all rows, of one length
+        out = _attend_rows(call, teams[0], query, key, value)
+    else:
+        every = ((team.rows, run.lengths[team.rows[0]], team) for team in teams)
+        outs = [_attend_rows(call, team, *(run.pick(x, rows, n) for x in (query, key, value))) for rows, n, team in every]
+        out = in_order(teams, outs, query.shape[2])
     if run.outputs is not None:
-        run.outputs[number] = joined
+        run.outputs[number] = out
     if run.against is not None:
-        run.errors[number] = distances(joined, run.against[number])
+        run.errors[number] = distances(out, run.against[number])
     elif run.reference is not None:
-        run.errors[number] = distances(joined, joined[numbers(tuple(run.reference), joined.device)])
-    return joined, None
+        run.errors[number] = distances(out, out[numbers(tuple(run.reference), out.device)])
+    return out, None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Call:
     """What all rows of one layer's attention share."""
 
     module: torch.nn.Module
     run: Forward
     layer: int
+    shape: LayerShape
     scaling: float
     softmax: Softmax
     kwargs: dict[str, Any]
     query: Tensor
-    reads: bool = False  # the store of another layer, in whose statistics only its own queries count
+    reads: bool  # the store of another layer, in whose statistics only its own queries count
+    latent: Latent | None
     given: tuple[Tensor, Tensor] | None = None
 
     @cached_property
@@ -109,28 +100,25 @@ class _Call:
         """A single new query of every row times the scaling, fp32."""
         return self.query[:, :, 0].float() * self.scaling
 
-    @property
-    def window(self) -> int | None:
-        return self.run.shape.layers[self.layer].window
-
-    def expanded(self, rows: list[int], k: Tensor, v: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [R, H, N + L, D] of what is stored and new, [R, H', N + L, D']: itself unless that is a latent."""
-        latent = self.run.latent(self.layer)
-        if latent is None:
-            return k, v
+    def expanded(self, latent: Latent, rows: list[int], k: Tensor, v: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, H', N + L, D'] of what is stored and new, parts of latents [R, 1, N + L, D]."""
         if self.given is not None and k.shape[2] == length:
             key, value = (self.run.pick(x, rows)[:, :, :length] for x in self.given)
             return key, value
         return latent.expand(k, v)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Part:
-    """Some KV heads of a layer, the softmax of their queries, and the positions of their keys if that looks at them."""
+    """Some KV heads of a layer, where R rows store them (nowhere before the first token), and the softmax of their queries.
+
+    pos_RHN: positions of their keys, if the softmax looks at them.
+    """
 
     heads: slice
+    slots: Sequence[Slot]
     softmax: Softmax
-    pos_RHN: Tensor | None
+    pos_RHN: Tensor | None = None
 
     def of(self, rows: slice) -> _Part:
         """The same for some of the rows."""
@@ -139,42 +127,58 @@ class _Part:
 
 def _attend_rows(call: _Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Output [R, L, Q, D] of rows whose stores have the same shape, part by part; their statistics go to the forward."""
-    run, rows, outputs = call.run, team.rows, []
-    group, length = q.shape[1] // k.shape[1], k.shape[2]
-    stores = [run.stores[row].get(call.layer, ()) for row in rows]
-    for slots in zip(*stores, strict=True) if stores[0] else [()]:
-        heads = slots[0].heads if slots else slice(0, k.shape[1])
-        mine = slice(heads.start * group, heads.stop * group)
-        part_q, part_k = beside_flat(run, call.layer, rows, slots, q[:, mine], k[:, heads])
-        if team.views is not None:
-            all_k, all_v = _shown(call, team, slots[0].head_group.n, heads, length)
-        else:
-            all_k = with_new([(slot.keys, slot.at) for slot in slots], part_k.to(q.dtype))
-            all_v = with_new([(slot.values, slot.at) for slot in slots], v[:, heads].to(q.dtype))
-            _turn_stored(call, rows, slots, all_k, length)
-        all_k, all_v = call.expanded(rows, all_k, all_v, length)
-        softmax = call.softmax.of(mine)
-        part = _Part(heads, softmax, _positions(call, rows, slots, all_k) if softmax.positional else None)
-        each = [_output(call, rows[at], part.of(at), part_q[at], all_k[at], all_v[at]) for at in run.calls(rows)]
-        outputs.append(each[0] if len(each) == 1 else torch.cat(each))
-        _record(call, rows, part, part_q, all_k)
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+    stores = [call.run.stores[row].get(call.layer, ()) for row in team.rows]
+    if len(stores[0]) < 2:  # all heads are one part
+        slots = [slot for store in stores for slot in store]
+        return _attend_heads(call, team, _Part(slice(0, k.shape[1]), slots, call.softmax), q, k, v)
+    outputs, group = [], q.shape[1] // k.shape[1]
+    for slots in map(list, zip(*stores, strict=True)):
+        heads = slots[0].heads
+        queries = slice(heads.start * group, heads.stop * group)
+        part = _Part(heads, slots, call.softmax.of(queries))
+        outputs.append(_attend_heads(call, team, part, q[:, queries], k[:, heads], v[:, heads]))
+    return torch.cat(outputs, 2)
+
+
+def _attend_heads(call: _Call, team: Team, part: _Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same for one part, q [R, Q', L, D], k and v [R, H', L, D]."""
+    run, length = call.run, q.shape[2]
+    q, k = beside_flat(run, call.layer, team.rows, part.slots, q, k)
+    if team.views is not None:
+        k, v = _shown(call, team, part, length)
+    else:
+        k, v = with_new(part.slots, k.to(q.dtype), v.to(q.dtype))
+        if run.turns:
+            _turn_stored(call, team.rows, part.slots, k, length)
+    if call.latent is not None:
+        k, v = call.expanded(call.latent, team.rows, k, v, length)
+    if part.softmax.positional:
+        part.pos_RHN = _positions(call, team.rows, part.slots, k)
+    calls = run.calls(team.rows)
+    if len(calls) == 1:
+        out = _output(call, team.rows, part, q, k, v)
+    else:
+        out = torch.cat([_output(call, team.rows[at], part.of(at), q[at], k[at], v[at]) for at in calls])
+    if run.records and call.shape.window is None and not call.reads:
+        _record(call, team.rows, part, q, k)
+    return out
 
 
 def _output(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Output [R, L, Q', D] of some heads of these rows, in one call."""
     if part.softmax.plain:
         return _sdpa(call, rows, q, k, v)
-    seen = Seen(k.shape[2] - q.shape[2], call.window, part.pos_RHN)
+    seen = Seen(k.shape[2] - q.shape[2], call.shape.window, part.pos_RHN)
     return softmax_attention(q, k, v, call.scaling, part.softmax, seen)
 
 
 def _sdpa(call: _Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Transformers' own attention, with the mask that it would be given."""
-    past = k.shape[2] - q.shape[2]
-    mask, shape = call.run.mask(past, q.shape[2], call.window, q.device), call.run.shape.layers[call.layer]
-    if mask is not None and shape.chunked:
-        mask = call.run.in_chunks(mask, rows, past, shape)
+    length = q.shape[2]
+    past = k.shape[2] - length
+    mask = call.run.mask(past, length, call.shape.window, q.device)
+    if mask is not None and call.shape.chunked:
+        mask = in_chunks(call.run, mask, rows, past, call.shape)
     out: Tensor = sdpa_attention_forward(call.module, q, k, v, mask, scaling=call.scaling, **call.kwargs)[0]
     return out
 
@@ -184,14 +188,14 @@ def _positions(call: _Call, rows: list[int], slots: Sequence[Slot], k_RHND: Tens
     (_, h, n, _), run = k_RHND.shape, call.run
     found = []
     for row, slot in zip_longest(rows, slots):
-        new = run.positions(run.start(row), n - (slot.head_group.n if slot else 0), k_RHND.device).expand(h, -1)
+        new = places(run.start(row), n - (slot.head_group.n if slot else 0), k_RHND.device).expand(h, -1)
         found.append(torch.cat((slot.positions(run.seen[row]), new), 1) if slot else new)
     return torch.stack(found)
 
 
-def _shown(call: _Call, team: Team, n: int, heads: slice, length: int) -> list[Tensor]:
-    """The same from views: K and V [R, H, N + L, D] of some heads, the new tokens written behind the N stored ones."""
-    group, at = call.run.places[call.layer]
+def _shown(call: _Call, team: Team, part: _Part, length: int) -> list[Tensor]:
+    """From views: K and V [R, H, N + L, D] of some heads, the new tokens written behind the N stored ones."""
+    (group, at), n, heads = call.run.places[call.layer], part.slots[0].head_group.n, part.heads
     assert team.views is not None
     both = call.run.both.get(group)
     new = [x[None] for x in call.run.new[group]] if both is None else [both]
@@ -215,11 +219,8 @@ def _turn_stored(call: _Call, rows: list[int], slots: Sequence[Slot], k_RHND: Te
 
 def _record(call: _Call, rows: list[int], part: _Part, q: Tensor, k: Tensor) -> None:
     """Statistics that each row asked for; a step's column sums are made in one go."""
-    needs = [call.run.needs[row] if call.window is None and not call.reads else Needs() for row in rows]
-    if not any(needs):
-        return
-    sums: dict[int, Tensor] = {}
-    softmax, pos_RHN, latent = part.softmax, part.pos_RHN, call.run.latent(call.layer)
+    needs, sums = [call.run.needs[row] for row in rows], dict[int, Tensor]()
+    softmax, pos_RHN, latent = part.softmax, part.pos_RHN, call.latent
     heads = part.heads if latent is None else slice(0, k.shape[1])
     if wanted := [i for i, need in enumerate(needs) if need.column_sums]:
         if q.shape[2] == 1:

@@ -42,6 +42,10 @@ OWN_ATTENTION = ("bloom", "falcon", "gpt_neo", "mpt", "xglm")  # model types tha
 STATES: type | tuple[()] = getattr(cache_utils, "LinearAttentionCacheLayerMixin", ())  # layers with recurrent states
 RECURRENT = {"linear_attention", "conv", "hybrid"}  # kinds of layers with states; in "hybrid" ones beside keys and values
 NO_ATTENTION = "no layer of it attends: its cache does not grow, and there is nothing to compress"
+INDEXED = (
+    "its layers choose the tokens they attend to by keys of an index, each a mean over a block of neighbouring tokens: with "
+    "one token evicted, every later one falls into another block, and tokens that stay are chosen by other keys"
+)
 KINDS = {"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"} | RECURRENT
 
 
@@ -91,7 +95,7 @@ def _uncounted(config: PretrainedConfig, text: PretrainedConfig) -> str | None:
     if shares or len(layers) != text.num_hidden_layers:
         return f"some of its layers share another layer's cache, and transformers {__version__} does not say which"
     if "indexed_attention" in kinds:
-        return "its layers choose the tokens they attend to by keys of an index, which their cache holds too"
+        return INDEXED
     plain = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
     odd = {type(layer).__name__ for layer in layers if type(layer).__name__ not in plain and not isinstance(layer, STATES)}
     if odd | (kinds - KINDS):

@@ -13,12 +13,14 @@ from torch import Tensor
 from harness.kv.families.latent import Latent
 from harness.kv.families.states import States
 from harness.kv.head_group import Slot
+from harness.kv.honoured import unsupported
 from harness.kv.rope import LayerRope
-from harness.kv.shape import LayerShape, ModelShape
+from harness.kv.shape import ModelShape
 from harness.kv.teams import Team
 from harness.stages.protocols import Needs, Rope, Stats
 from harness.stages.transfers import numbers
 
+NOTHING = Stats()
 Store = Mapping[int, Sequence[Slot]]
 """What one row stores: for each layer, its parts in the order of their heads (none before the first token)."""
 
@@ -56,14 +58,34 @@ class Forward:
     latents: Sequence[Latent | None] = ()  # of each layer, how what it stores becomes keys and values; None: it is them
     entering: dict[int, Tensor] = field(default_factory=dict)  # of a layer, the new tokens' latents [B, ..., L, C], as met
     leaves: dict[int, tuple[Tensor, Tensor]] | None = None  # where gradients are asked for: keys and values as attended to
-    masks: dict[tuple[int, int, int | None, torch.device], Tensor | None] = field(default_factory=dict)
+    masks: dict[tuple[int, int, int | None, torch.device], Tensor] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
     dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
+    records: bool = False  # whether any row asks for statistics
+    turns: bool = False  # whether any row's stored keys wait to be rotated
 
     def __post_init__(self) -> None:
+        self.records, self.turns = any(self.needs), any(self.unrotated or ())
         self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
+
+    def enter(self, number: int) -> tuple[int, bool]:
+        """(the layer in whose store the model's layer with this number attends, whether it only reads that store).
+
+        UserError if it has none, if no layer has filled it yet, or if the layer attends a second time.
+        """
+        layer, reads = self.shape.places.get(number), False
+        if layer is None:
+            layer, reads = self.shape.owners.get(number), True
+        if layer is None:
+            raise unsupported(f"its layer {number} attends, and has no place in its cache")
+        if number in self.attended:
+            raise unsupported(f"its layer {number} attends twice in one forward")
+        if reads and layer not in self.stats:
+            raise unsupported(f"its layer {number} reads a store that no layer has filled yet")
+        self.attended.add(number)
+        return layer, reads
 
     def part(self, rows: Sequence[int], outputs: Mapping[int, Mapping[int, Tensor]]) -> Forward:
         """The same for some rows only, in rising order; nothing is recorded yet.
@@ -105,11 +127,15 @@ class Forward:
             self.errors.setdefault(layer, errors.new_zeros(len(self.lengths), 2))[list(rows)] = errors
 
     def keep_new(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Copy a layer's new rows [B, H, L, D], rounded to the cache dtype, beside those of its group; returns what is kept."""
+        """Copy a layer's new rows [B, H, L, D], rounded to the cache dtype, beside those of its group; returns what is kept.
+
+        What is recorded of the layer starts with nothing.
+        """
+        self.stats[layer] = [NOTHING] * len(self.lengths)
         if self.leaves is not None:  # nothing is kept: gradients are asked for, and buffers would be written to beneath them
             self.leaves[layer] = key, value = _differentiable(key, self.kv_dtype), _differentiable(value, self.kv_dtype)
             return key, value
-        group, at = self.places[layer]
+        group = self.places[layer][0]
         if group not in self.new:
             b, *rest = key.shape
             size = (b, len(self.groups[group]), *rest[:-1])
@@ -119,19 +145,17 @@ class Forward:
             else:
                 both = (torch.empty(*size, x.shape[-1], dtype=self.kv_dtype, device=x.device) for x in (key, value))
                 self.new[group] = (next(both), next(both))
-        for buffer, x in zip(self.new[group], (key, value), strict=True):
-            buffer[:, at] = x
+        k, v = self.kept_new(layer)
+        k.copy_(key)
+        v.copy_(value)
         self.dtype = key.dtype
-        if key.dtype == self.kv_dtype:
-            return key, value
-        k, v = self.new[group]
-        return k[:, at], v[:, at]
+        return (key, value) if key.dtype == self.kv_dtype else (k, v)
 
     def kept_new(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's new rows [B, H, L, D] as they are kept, for a layer that reads its store."""
         group, at = self.places[layer]
         k, v = self.new[group]
-        return k[:, at], v[:, at]
+        return k.select(1, at), v.select(1, at)
 
     def latent(self, layer: int) -> Latent | None:
         """How what a layer stores becomes keys and values; None if it stores them."""
@@ -144,8 +168,8 @@ class Forward:
 
     def rows(self, group: int, row: int) -> tuple[Tensor, Tensor]:
         """A row's new K and V of a group's layers, [layers * H, L, D] with its own L; a view where it can be one."""
-        n = self.lengths[row]
-        k, v = (x[row, :, :, :n].flatten(0, 1) for x in self.new[group])
+        n, whole = self.lengths[row], max(self.lengths)
+        k, v = (x[row].flatten(0, 1) if n == whole else x[row, :, :, :n].flatten(0, 1) for x in self.new[group])
         return k, v
 
     def start(self, row: int) -> int:
@@ -169,12 +193,11 @@ class Forward:
         Stored rows of a full layer are all older than the queries, so only a window looks at positions; sliding layers
         keep their newest rows, which are contiguous.
         """
+        slides = window is not None and past + length >= window  # stock hands sdpa a mask from here on
+        if not slides and (length == 1 or past == 0):
+            return None
         key = (past, length, window, device)
         if key not in self.masks:
-            slides = window is not None and past + length >= window  # stock hands sdpa a mask from here on
-            if not slides and (length == 1 or past == 0):
-                self.masks[key] = None
-                return None
             query = torch.arange(past, past + length, device=device)[:, None]
             row = torch.arange(past + length, device=device)[None]
             allowed = row <= query
@@ -183,22 +206,12 @@ class Forward:
             self.masks[key] = allowed[None, None]
         return self.masks[key]
 
-    def in_chunks(self, allowed: Tensor, rows: Sequence[int], past: int, layer: LayerShape) -> Tensor:
-        """A window's mask [1, 1, L, past + L] cut at the chunks of each row's own positions, [R, 1, L, past + L]."""
-        window, n = layer.window or 1, allowed.shape[-1]
-        cut = {}
-        for start in {self.seen[row] % window for row in rows}:
-            key = ("chunks", start, past, n, window, allowed.device)
-            if key not in self.picks:
-                chunk_N = torch.arange(start - past + window, start - past + window + n, device=allowed.device) // window
-                self.picks[key] = allowed & (chunk_N[past:, None] == chunk_N)
-            cut[start] = self.picks[key]
-        return self.picks[key] if len(cut) == 1 else torch.cat([cut[self.seen[row] % window] for row in rows])
-
     def alike(self, layer: int) -> list[Team]:
         """Batch rows whose stores have the same shape in a layer, and as many new tokens: they attend in one call."""
         if self.teams is not None:
             return list(self.teams)
+        if len(self.lengths) == 1:
+            return [Team([], [0])]
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row, n in enumerate(self.lengths):
             shape = tuple(
@@ -213,13 +226,6 @@ class Forward:
         A library's attention adds in another order in another thread, or for another number of rows.
         """
         return [slice(i, i + 1) for i in range(len(rows))] if self.by_row else [slice(0, len(rows))]
-
-    def positions(self, start: int, n: int, device: torch.device) -> Tensor:
-        """int32 start, start + 1 .. of n tokens; many rows stand at the same place."""
-        key = ("positions", start, n, device)
-        if key not in self.picks:
-            self.picks[key] = torch.arange(start, start + n, dtype=torch.int32, device=device)
-        return self.picks[key]
 
     def pick(self, x: Tensor, rows: list[int], length: int | None = None) -> Tensor:
         """The batch rows `rows` of x, of x [B, H, L, D] their first tokens only; x itself or a view where it can be one."""

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from harness.kv.rope import LayerRope
 from harness.kv.shared.folded import Folded
 from harness.kv.shared.spread import Spread
 from harness.kv.token_store import TokenStore, own
 from harness.stages.encoded import Heads, TokenIndex
-from harness.stages.protocols import LayerView, Stats
+from harness.stages.protocols import Stats
 from harness.stages.share.sharing import Bases
-from harness.stages.single_views import SingleViews
-from harness.stages.transfers import numbers
+from harness.stages.transfers import numbers, places
 from harness.types import KV
 
 
@@ -49,6 +48,12 @@ class HeadGroup:
         """Tokens per head."""
         return self.keys.n
 
+    @cached_property
+    def plain(self) -> torch.dtype | None:
+        """The dtype of keys and values that are read as they lie in their chunks; None where reading changes them."""
+        plain = self.times == 1 and not self.folded and self.keys.plain and self.values.plain
+        return self.keys.tail_HND.dtype if plain else None
+
     def slot(self, layer: int) -> slice:
         """The heads of a layer, as a slice of this group's H heads."""
         at = self.heads.layers.index(layer) * self.heads.each
@@ -58,12 +63,12 @@ class HeadGroup:
         """Add L new tokens of these heads; sums_HN [H, N + L]: column sums of this forward, if recorded."""
         pos, sums = self.pos_HN, self.sums_HN
         if pos is not None:
-            pos = torch.cat((pos, new.pos_HN), 1)
+            pos = torch.cat((pos, places(new.start, new.n, pos.device).expand(len(pos), -1)), 1)
         if sums is not None:
             assert sums_HN is not None
             sums = torch.nn.functional.pad(sums, (0, new.n)) + sums_HN
         keys, values = self.keys.append(new.k_HND, self.heads), self.values.append(new.v_HND, self.heads)
-        return replace(self, keys=keys, values=values, pos_HN=pos, sums_HN=sums)
+        return HeadGroup(self.heads, keys, values, pos, sums, self.merge_H, self.times, self.bases, self.folded)
 
     def with_sums(self, stats: Sequence[Stats]) -> HeadGroup:
         """With the column sums of the context (None for sliding layers); stats: by layer."""
@@ -168,6 +173,14 @@ class Slot(NamedTuple):
         """Original positions of their tokens, [H, N]."""
         return self.head_group.positions(seen)[self.at].repeat_interleave(self.head_group.times, 0)
 
+    def as_stored(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]] | None:
+        """Keys and values as views [H, n, D], one after another; None where reading them in `dtype` may change them."""
+        group, at = self.head_group, self.at
+        if group.plain is None or torch.promote_types(group.plain, dtype) != dtype:
+            return None
+        keys = [chunk.payload["tokens"][at] for chunk in group.keys.chunks]
+        return keys, [chunk.payload["tokens"][at] for chunk in group.values.chunks]
+
     @property
     def keys(self) -> Spread:
         """The stored keys, as those heads read them."""
@@ -190,53 +203,22 @@ class Slot(NamedTuple):
         return self.head_group.bases.get(heads.layers[self.at.start // heads.each])
 
 
-def with_new(stored: list[tuple[Spread, slice]], new_RHLD: Tensor) -> Tensor:
-    """Stored rows followed by the new ones, [R, H, N + L, D], decoded to the compute dtype; written once."""
-    if not stored or not stored[0][0].n:
-        return new_RHLD
+def with_new(slots: Sequence[Slot], new_k: Tensor, new_v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values that R rows store in one layer, followed by the new ones, [R, H, N + L, D], in the dtype of those."""
+    if not slots or not slots[0].head_group.n:
+        return new_k, new_v
+    if len(slots) == 1 and (stored := slots[0].as_stored(new_k.dtype)) is not None:
+        k, v = stored
+        return torch.cat((*k, new_k[0]), 1).unsqueeze(0), torch.cat((*v, new_v[0]), 1).unsqueeze(0)
+    keys, values = [(slot.keys, slot.at) for slot in slots], [(slot.values, slot.at) for slot in slots]
+    return _decoded(keys, new_k), _decoded(values, new_v)
+
+
+def _decoded(stored: list[tuple[Spread, slice]], new_RHLD: Tensor) -> Tensor:
+    """Stored rows and the new ones behind them, written once."""
     (r, h, length, d), n = new_RHLD.shape, stored[0][0].n
     out = new_RHLD.new_empty(r, h, n + length, d)
     for (side, at), one in zip(stored, out, strict=True):
         side.write_to(one[:, :n], at)
     out[:, :, n:] = new_RHLD
     return out
-
-
-def head_group_view(
-    group: HeadGroup, stats: Mapping[int, Stats], seen: int, seed: int, rope: LayerRope | None, turn: str | None = None
-) -> LayerView:
-    """View of all layers of a head group, with the single layers in `each`.
-
-    stats: by layer; column sums stored with the group replace those in `stats`. turn: None if the stored keys are rotated; else
-    the view rotates them as attention does, by their "original" positions or their index in the "cache".
-    """
-    pos = group.positions(seen)
-
-    def keys(at: slice) -> Tensor:
-        stored = group.keys.read(torch.float32, at)
-        if turn is None or rope is None:
-            return stored
-        return rope.range(stored, 0) if turn == "cache" else rope.rotate(stored, pos[at])
-
-    def view(layers: Sequence[int], at: slice, each: SingleViews[LayerView] | None = None) -> LayerView:
-        found = Stats.join([stats[layer] for layer in layers])
-        if group.sums_HN is not None:
-            found = replace(found, column_sums_HN=group.sums_HN[at])
-        return LayerView(
-            layer=layers[0],
-            seen=seen,
-            pos_HN=pos[at],
-            stats=found,
-            read_keys=lambda: keys(at),
-            read_values=lambda: group.values.read(torch.float32, at),
-            seed=seed,
-            rope=rope,
-            each=each or SingleViews(),
-        )
-
-    whole, layers = slice(0, group.heads.n), group.heads.layers
-    if len(layers) == 1:
-        return view(layers, whole)
-    kinds = {(stats[layer].scaling, stats[layer].softmax.kind) for layer in layers}
-    singles = SingleViews(layers, lambda k: view((layers[k],), group.slot(layers[k])), alike=len(kinds) == 1)
-    return view(layers, whole, singles)

@@ -23,35 +23,41 @@ def check(
 ) -> None:
     """UserError if a layer's attention or cache shape is not the one expected from the model's configuration."""
     layer = module.layer_idx
-    given = {name for name, setting in settings.items() if setting is not None and not name.startswith("output_")}
-    odd = sorted(given - HONOURED)
-    refuse(bool(odd), f"its attention uses {', '.join(odd)}")
-    refuse(mask is not None, "it makes attention masks of its own")
+    odd = [
+        name for name, one in settings.items() if one is not None and name not in HONOURED and not name.startswith("output_")
+    ]
+    if odd:
+        raise unsupported(f"its attention uses {', '.join(sorted(odd))}")
+    if mask is not None:
+        raise unsupported("it makes attention masks of its own")
     causal = settings.get("is_causal")
-    refuse((getattr(module, "is_causal", True) if causal is None else causal) is False, "its attention is not causal")
+    if (getattr(module, "is_causal", True) if causal is None else causal) is False:
+        raise unsupported("its attention is not causal")
     sliding, window = settings.get("sliding_window"), expected.window
-    cached = "no window" if window is None else f"a window of {window}"
-    refuse(sliding is not None and sliding != window, f"layer {layer} has a window of {sliding}, its cache {cached}")
+    if sliding is not None and sliding != window:
+        cached = "no window" if window is None else f"a window of {window}"
+        raise unsupported(f"layer {layer} has a window of {sliding}, its cache {cached}")
     found, configured = (key.shape[1], key.shape[3], value.shape[3]), expected.attended
-    refuse(
-        found != configured, f"layer {layer} has (KV heads, key dim, value dim) {found}, its configuration says {configured}"
-    )
+    if found != configured:
+        sizes = f"(KV heads, key dim, value dim) {found}, its configuration says {configured}"
+        raise unsupported(f"layer {layer} has {sizes}")
 
 
 def layer_of(module: torch.nn.Module) -> int:
     """The number of an attention module's layer in the model; UserError for one that several layers share (zamba)."""
     number = getattr(module, "layer_idx", None)
-    refuse(
-        not isinstance(number, int) or number < 0, "several of its layers share one attention, which does not know whose it is"
-    )
-    return int(number)  # type: ignore[arg-type]
+    if not isinstance(number, int) or number < 0:
+        raise unsupported("several of its layers share one attention, which does not know whose it is")
+    return number
 
 
-def softmax_of(settings: Mapping[str, Any]) -> tuple[Softmax, dict[str, Any]]:
+def softmax_of(settings: dict[str, Any]) -> tuple[Softmax, dict[str, Any]]:
     """(the softmax that an attention call asks for, the settings left for sdpa).
 
     softcap and s_aux are transformers' names (gemma2, gpt_oss); alibi and sees come from `own_attention`.
     """
+    if settings.keys().isdisjoint(SOFTMAX.values()):
+        return PLAIN, settings
     left = dict(settings)
     found = {field: left.pop(name, None) for field, name in SOFTMAX.items()}
     return Softmax(**found) if any(x is not None for x in found.values()) else PLAIN, left
@@ -78,7 +84,6 @@ def no_moments(model: PreTrainedModel) -> str | None:
     return None
 
 
-def refuse(when: bool, reason: str) -> None:
-    """UserError with the reason, if `when`."""
-    if when:
-        raise UserError(f"this model is not supported: {reason}")
+def unsupported(reason: str) -> UserError:
+    """The refusal of a model, for this reason."""
+    return UserError(f"this model is not supported: {reason}")

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.evicting.group_view import head_group_view
 from harness.kv.evicting.merging import after_eviction
 from harness.kv.families.latent import HOLDS, Latent, expanded
 from harness.kv.families.states import States
 from harness.kv.forward import Forward
-from harness.kv.head_group import HeadGroup, Slot, head_group_view
+from harness.kv.head_group import HeadGroup, Slot
 from harness.kv.memory import Budget, codec_info, measure, solve_budget, storage, touched
 from harness.kv.rope import LayerRope
 from harness.kv.shape import ModelShape

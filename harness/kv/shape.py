@@ -43,7 +43,7 @@ class LayerShape:
         """Bytes of one token's exact K and V, all heads."""
         return self.heads * (self.d_key + self.d_value) * itemsize
 
-    @property
+    @cached_property
     def attended(self) -> tuple[int, int, int]:
         """Heads, key dim and value dim of what attention reads."""
         read = self.expanded or self

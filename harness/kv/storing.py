@@ -28,30 +28,30 @@ GROUP_ELEMENTS = 1 << 26  # most key elements of a new head group: encoding need
 
 
 def new_tokens(run: Forward, group: int, member: int, seen: int, rope: LayerRope | None) -> KV:
-    """K and V [layers * H, L, D] that a forward computed in a group of layers, with their positions.
+    """K and V [layers * H, L, D] that a forward computed in a group of layers; seen: tokens before them.
 
     member: which sequence of the forward's batch. rope: un-rotates the keys, for stacks that store them without rotation.
     """
     k, v = map(own, run.rows(group, member))
     if rope is not None:
         k = rope.unrotate(k, torch.arange(run.start(member), run.start(member) + k.shape[1], device=k.device))
-    pos = run.positions(seen, k.shape[1], k.device).expand(k.shape[0], -1)
-    return KV(k, v, pos)
+    return KV(k, v, seen)
 
 
 def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
-    """K, V and positions of `heads`, out of those of all heads of a group of layers."""
+    """K and V of `heads`, out of those of all heads of a group of layers."""
     each = len(new.k_HND) // len(group)
     if heads.layers == group and heads.each == each:
         return new
     index = (group.index(layer) * each + h for layer in heads.layers for h in range(heads.start, heads.stop))
     chosen = numbers(tuple(index), new.k_HND.device)
-    k, v, pos = (x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN))
-    return KV(k, v, pos)
+    return KV(new.k_HND.index_select(0, chosen), new.v_HND.index_select(0, chosen), new.start)
 
 
 def recorded_sums(run: Forward, heads: Heads, member: int) -> Tensor | None:
     """Column sums [H, N + L] of these heads in a forward, for one sequence of its batch; None if not recorded."""
+    if not run.records:
+        return None
     sums = Stats.join([run.stats[layer][member] for layer in heads.layers]).column_sums_HN
     return None if sums is None else own(sums)  # those of a batch are views of one tensor
 
@@ -114,7 +114,8 @@ def _stored(
     group: HeadGroup, shape: ModelShape, stack: Stack, seen: int, rope: LayerRope | None, view_dtype: torch.dtype
 ) -> HeadGroup:
     k, v = group.keys.exact(), group.values.exact()
-    if stack.at(group.heads.layers[0], shape.full_layers) is not stack:
+    first = group.heads.layers[0]
+    if shape.layers[first].window is None and stack.at(first, shape.full_layers) is not stack:
         k, v = own(k), own(v)  # what stays exact must not keep alive the layers that are encoded
     if rope is not None:
         pos = group.positions(seen)
@@ -136,12 +137,17 @@ def observing(stack: Stack, shape: ModelShape, group: HeadGroup, stats: Sequence
     return replace(stack, keys=codec.observing(seen.clone(), group.keys.exact().clone()))  # others hold them too
 
 
+def _used(stack: Stack, shape: ModelShape, layer: int) -> Stack:
+    """The stack of one layer: with its own codecs, or that of the full cache where only a window is stored."""
+    return stack.at(layer, shape.full_layers) if shape.layers[layer].window is None else Stack()
+
+
 def _stores(
     shape: ModelShape, stack: Stack, k: Tensor, v: Tensor, heads: Heads, view_dtype: torch.dtype
 ) -> Sequence[TokenStore]:
     """Keys and values in token stores; those of sliding-window layers stay exact."""
     first = heads.layers[0]
-    used = stack.at(first, shape.full_layers) if shape.layers[first].window is None else Stack()
+    used = _used(stack, shape, first)
     if used.share is not None and Layout.of(used.share, shape).merges(heads.layers):
         return [PairStore.of_pairs(x, codec, used.share, heads) for x, codec in ((k, used.keys), (v, used.values))]
     dtype = view_dtype if used.read == "cached" else None

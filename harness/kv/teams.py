@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -72,3 +73,17 @@ class Team:
             return self
         at = [self.members.index(i) for i in members]
         return Team(members, views=None if self.views is None else [one.of_rows(at) for one in self.views])
+
+
+def in_order(teams: Sequence[Team], outs: Sequence[Tensor], length: int) -> Tensor:
+    """Outputs [B, L, Q, D] of all rows, out of those of each team, which may have fewer tokens."""
+    found: dict[int, Tensor] = {}  # by the first row they are for
+    for team, out in zip(teams, outs, strict=True):
+        rows = team.rows
+        if out.shape[1] < length:
+            out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, length - out.shape[1]))
+        if rows[-1] - rows[0] == len(rows) - 1:
+            found[rows[0]] = out
+        else:
+            found |= {row: out[i : i + 1] for i, row in enumerate(rows)}
+    return found[0] if len(found) == 1 else torch.cat([found[row] for row in sorted(found)])

@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.errors import UserError
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
+from harness.stages.codec_rules import check_encoded
 from harness.stages.encoded import Encoded, Heads, TokenIndex
 
 ALL = slice(None)
@@ -65,12 +66,20 @@ class TokenStore:
         return self.n_first + self.n_encoded + int(self.tail_HND.shape[1])
 
     @property
+    def plain(self) -> bool:
+        """Whether the chunks hold all tokens as they are."""
+        return type(self.codec) is Exact
+
+    @property
     def clipped(self) -> int:
         """Encoded elements that were outside the code range."""
         return int(sum(chunk.clipped for chunk in self.chunks))
 
     def append(self, x_HND: Tensor, heads: Heads | None = None) -> TokenStore:
         """Add tokens to the tail, and encode the oldest of it once the codec says so: the same however calls are chunked."""
+        if type(self.codec) is Exact and self.decoded_HND is None:  # nothing waits, and nothing is computed
+            new = self.codec.encode(x_HND)
+            return replace(self, chunks=self._followed_by(new), written=self.written + x_HND.numel())
         if self.first_HND is not None and (missing := self.codec.sinks - self.n_first):
             begun = replace(self, first_HND=torch.cat((self.first_HND, x_HND[:, :missing]), 1))
             rest = x_HND[:, missing:].clone()
@@ -83,7 +92,6 @@ class TokenStore:
         old = tail if whole else tail[:, :ready].clone(memory_format=torch.contiguous_format)
         heads = heads or Heads((0,), 0, len(old))
         codec, new = self._encode(old, heads)
-        chunks = (*self.chunks[:1], self.chunks[1].cat(new)) if len(self.chunks) > 1 else (*self.chunks, new)
         decoded = self.decoded_HND
         if decoded is not None:
             fresh = decoded.new_empty(decoded.shape[0], new.n, decoded.shape[2])
@@ -91,7 +99,12 @@ class TokenStore:
             decoded = torch.cat((decoded, fresh), 1)
         rest = tail.new_empty(tail.shape[0], 0, tail.shape[2]) if whole else tail[:, ready:].clone()
         changed, written = self.changed or _changes(codec, new, old, heads), self.written + old.numel()
+        chunks = self._followed_by(new)
         return replace(self, codec=codec, chunks=chunks, tail_HND=rest, decoded_HND=decoded, written=written, changed=changed)
+
+    def _followed_by(self, new: Encoded) -> tuple[Encoded, ...]:
+        """The chunks with newer tokens."""
+        return (self.chunks[0], self.chunks[1].cat(new)) if len(self.chunks) > 1 else (*self.chunks, new)
 
     def _encode(self, x_HND: Tensor, heads: Heads) -> tuple[Codec, Encoded]:
         """(codec, fitted if these are its first tokens; the encoded tokens).
@@ -101,7 +114,7 @@ class TokenStore:
         codec, given = self.codec, x_HND if type(self.codec) is Exact else x_HND.clone()
         codec = codec if self.chunks else codec.fit(given, heads)
         new = codec.encode(given)
-        _check_encoded(new, codec, heads, x_HND.shape[1])
+        check_encoded(new, codec, heads, x_HND.shape[1])
         return codec, new
 
     def read(self, dtype: torch.dtype, heads: slice = ALL) -> Tensor:
@@ -215,8 +228,9 @@ def constants(codec: Codec) -> dict[str, Tensor]:
 
 def _one_copy(chunk: Encoded, codec: Codec) -> Encoded:
     """The chunk with its shared constants replaced by the codec's equal tensors, so that they are stored once."""
-    held = constants(codec).values()
-    same = {name: h for name, t in chunk.shared.items() for h in held if h.dtype == t.dtype and torch.equal(h, t)}
+    held = {id(h): h for h in constants(codec).values()}
+    new = [(name, t) for name, t in chunk.shared.items() if id(t) not in held]  # a comparison makes the host wait
+    same = {name: h for name, t in new for h in held.values() if h.dtype == t.dtype and torch.equal(h, t)}
     return replace(chunk, shared={**chunk.shared, **same})
 
 
@@ -232,19 +246,3 @@ def _changes(codec: Codec, new: Encoded, exact_HND: Tensor, heads: Heads) -> boo
         if not torch.equal(out, exact):
             return True
     return False
-
-
-def _check_encoded(new: Encoded, codec: Codec, heads: Heads, n: int) -> None:
-    """ValueError if a codec's tensors lack axes of heads and tokens: they would be indexed wrongly later."""
-    lengths = sorted({n, n // codec.block})
-    firsts = {heads.n, len(heads.layers)} if getattr(codec, "joint", False) else {heads.n}
-    for name, tensor in {**new.payload, **new.metadata}.items():
-        if tensor.shape[0] not in firsts or tensor.shape[1] not in lengths or new.n != n:
-            raise ValueError(
-                f"codec {codec.name} encoded {n} tokens of {heads.n} heads (Encoded.n={new.n}) with {name!r} of shape "
-                f"{tuple(tensor.shape)}: its first two axes must be heads ({heads.n}) and tokens or blocks ({lengths})"
-            )
-    for name, tensor in new.shared.items():
-        if tensor.shape[0] not in firsts:
-            shape = tuple(tensor.shape)
-            raise ValueError(f"codec {codec.name} shares {name!r} of shape {shape}: its first axis must be heads ({heads.n})")

@@ -19,7 +19,7 @@ from harness.pages import place_figures as by_place
 from harness.pages.frame import only_in, select_options, switch
 from harness.pages.frontier_figure import frontier as frontier_figure
 from harness.pages.frontier_figure import views
-from harness.pages.headline import joint_headline
+from harness.pages.headline import joint_headline, joint_title
 from harness.pages.hover import is_stream
 from harness.pages.looks import Look
 from harness.pages.markup import markup
@@ -44,6 +44,10 @@ _BITS = (
 _JOINT = (
     "scores between a guess (0) and the full cache (1), their mean; bars reach down to the worst. Only points that all have, "
     "and only where the full cache is better than chance"
+)
+_JOINT_UNITS = (
+    "each task in its own unit, paired with the full cache; nothing is averaged. On the frontier: no other point needs no more "
+    "bytes (geometric mean of the shares), does no worse on every task, and is better in one of these"
 )
 _EXPORTS = {"csv": "CSV", "latex": "LaTeX", "markdown": "Markdown"}
 
@@ -185,15 +189,12 @@ def _table_tools(ident: str) -> list[str]:
 
 
 def joint_card(page: Page, ident: str, entry: Mapping[str, Any]) -> str:
-    """One entry of the joint frontiers, as markup."""
-    asked = "query-aware" if entry["query_aware"] else "query-agnostic"
-    common = entry["model" if entry["over"] == "tasks" else "task"]
-    title = f"{len(entry['members'])} {entry['over']} together: {', '.join(entry['members'])} · {common} · <b>{asked}</b>"
-    table, page.content["tables"][ident + "-points"] = html.joint_table(entry["points"], ident + "-points")
-    inner = (
-        f'<b class="big">{joint_headline(entry)}</b>{_plot(page, ident, figures.joint(entry["points"], page.looks), "ratio")}'
-    )
-    return card(title, inner + table, _JOINT, _table_tools(ident + "-points"))
+    """One entry of the joint frontiers, as markup; a figure only where a point has one score."""
+    table, page.content["tables"][ident + "-points"] = html.joint_table(entry, ident + "-points")
+    mean = entry["points"][0]["score"] is not None
+    figure = _plot(page, ident, figures.joint(entry["points"], page.looks), "ratio") if mean else ""
+    inner = f'<b class="big">{joint_headline(entry)}</b>{figure}'
+    return card(joint_title(entry), inner + table, _JOINT if mean else _JOINT_UNITS, _table_tools(ident + "-points"))
 
 
 def sides_card() -> str:

@@ -17,7 +17,7 @@ from harness.analysis.points import Row, rows_of
 from harness.citations.bibliography import Entry, bibtex
 from harness.pages import glossary
 from harness.pages.figures import panel_title
-from harness.pages.headline import headline
+from harness.pages.headline import headline, joint_cells
 from harness.pages.hover import flat, is_stream
 from harness.pages.markup import markup
 from harness.pages.table import problems
@@ -88,20 +88,14 @@ def points_table(panel: pd.DataFrame, ident: str) -> tuple[str, list[list[str]],
     return _table(ident, cells[0]), rows, [row["id"] for row in ordered]
 
 
-def joint_table(points: Sequence[Mapping[str, Any]], ident: str) -> tuple[str, list[list[str]]]:
-    """(table, rows) of the points of a joint frontier, as markup; as `points_table`."""
+def joint_table(entry: Mapping[str, Any], ident: str) -> tuple[str, list[list[str]]]:
+    """(table, rows) of the points of a joint frontier, an entry of frontier.json as markup; as `points_table`."""
     cells = [
-        {
-            "stack and point": _words(point["label"]),
-            "of full": _number(point["ratio"], share_text(point["ratio"])),
-            "mean of normalised scores": _number(point["score"], score_text(point["score"])),
-            "worst": _number(point["worst"], score_text(point["worst"])),
-            "frontier": _words("●" if point["on_frontier"] else ""),
-        }
-        for point in points
+        {name: _words(text) if value is None else _number(value, text) for name, (value, text) in point.items()}
+        for point in joint_cells(entry)
     ]
-    rows = [["front" if point["on_frontier"] else "", *own.values()] for point, own in zip(points, cells, strict=True)]
-    return _table(ident, cells[0]), rows
+    points = zip(entry["points"], cells, strict=True)
+    return _table(ident, cells[0]), [["front" if point["on_frontier"] else "", *own.values()] for point, own in points]
 
 
 def _table(ident: str, cells: Mapping[str, str]) -> str:

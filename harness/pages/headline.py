@@ -1,18 +1,23 @@
-"""The sentence a page opens a panel with: what was found there, no more and no less, from a ranked table."""
+"""The sentence a page opens a panel with: what was found there, no more and no less, from a ranked table.
+
+And the same for several tasks or models together, with the words of their table, which terminal and page share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from harness.analysis.intervals import EQUAL, TOO_FEW
+from harness.analysis.joint import NATS
 from harness.analysis.point_row import BASE
 from harness.analysis.points import rows_of
-from harness.pages.glossary import unheld
+from harness.pages.glossary import unheld, verdict_text
 from harness.pages.hover import is_stream
-from harness.pages.units import interval_text, score_text, share_text, signed, small
+from harness.pages.units import interval_text, score_text, share_text, signed, signed_small, small
 
 _EQUAL = (EQUAL, "above")
 _WORSE = ("below", "clearly below")
@@ -62,6 +67,8 @@ def joint_headline(entry: Mapping[str, Any]) -> str:
     smaller = [point for point in entry["points"] if point["ratio"] < 1]
     if not smaller:
         return "No smaller cache has a score on all of them"
+    if smaller[0]["score"] is None:
+        return _without_loss(entry, smaller)
     near = [point for point in smaller if point["score"] >= KEPT]
     best = min(near, key=lambda point: point["ratio"]) if near else max(smaller, key=lambda point: point["score"])
     kept = f"{share_text(KEPT)} of the full cache's score above chance over {len(entry['members'])} {entry['over']}"
@@ -72,6 +79,69 @@ def joint_headline(entry: Mapping[str, Any]) -> str:
         if near
         else f"No smaller cache keeps {kept}; the nearest is {named}: {said}"
     )
+
+
+def _without_loss(entry: Mapping[str, Any], smaller: Sequence[Mapping[str, Any]]) -> str:
+    """The smallest that lost on no member, with what each leaves open; units differ, so no mean is taken."""
+    unharmed = [
+        point
+        for point in smaller
+        if all(_no_loss(part, entry["better"][name] == "higher") for name, part in point["against_full"].items())
+    ]
+    if not unharmed:
+        return f"Every smaller cache loses on {' or '.join(entry['members'])}, or it is not resolved"
+    best = min(unharmed, key=lambda point: point["ratio"])
+    parts = ((name, best["against_full"][name]) for name in entry["members"])
+    said = "; ".join(f"{name} {_beside_full(part, entry['units'][name])} (n {part['n']})" for name, part in parts)
+    return f"{best['label']}, {share_text(best['ratio'])} of the bytes, is the smallest without a loss on any of them: {said}"
+
+
+def _no_loss(part: Mapping[str, Any], higher_is_better: bool) -> bool:
+    """Equal within noise or better; or not resolved, and no loss seen."""
+    unseen = part["verdict"] == "not resolved" and (part["difference"] >= 0) == higher_is_better
+    return part["verdict"] in _EQUAL or unseen
+
+
+def joint_title(entry: Mapping[str, Any]) -> str:
+    """What a joint frontier is of: how many tasks or models, which, of what, and whether questions were seen."""
+    asked = "query-aware" if entry["query_aware"] else "query-agnostic"
+    common = entry["model" if entry["over"] == "tasks" else "task"]
+    return f"{common} · {asked} · {len(entry['members'])} {entry['over']} together: {', '.join(entry['members'])}"
+
+
+def joint_cells(entry: Mapping[str, Any]) -> list[dict[str, tuple[float | None, str]]]:
+    """For each point of a joint frontier, by column: what it sorts by (None: the text), and its text."""
+    return [_joint_cells(point, entry["units"]) for point in entry["points"]]
+
+
+def _joint_cells(point: Mapping[str, Any], units: Mapping[str, str]) -> dict[str, tuple[float | None, str]]:
+    means = {"mean of normalised scores": point["score"], "worst": point["worst"]}
+    compared = point["against_full"].items()
+    return {
+        "stack and point": (None, point["label"]),
+        "of full": (point["ratio"], share_text(point["ratio"])),
+        **{
+            f"{name}: {units[name]} vs full": (
+                part["difference"],
+                "base" if point["stack"] == BASE else _compared(part, units[name]),
+            )
+            for name, part in compared
+        },
+        **{name: (value, score_text(value)) for name, value in means.items() if value is not None},
+        "frontier": (None, "●" if point["on_frontier"] else ""),
+    }
+
+
+def _compared(part: Mapping[str, Any], unit: str) -> str:
+    return f"{_beside_full(part, unit)} {verdict_text(part['verdict'])}"
+
+
+def _beside_full(part: Mapping[str, Any], unit: str) -> str:
+    """A difference to the full cache and its interval, in the member's unit."""
+    value, low, high = (math.nan if part[name] is None else float(part[name]) for name in ("difference", "low", "high"))
+    if unit != NATS:
+        return f"{signed(value)} {interval_text(low, high)}".strip()
+    return f"{signed_small(value)} [{signed_small(low)}, {signed_small(high)}] nats"
 
 
 def _equal(row: pd.Series[Any], compared: int) -> str:

@@ -20,6 +20,7 @@ from harness.files.paths import page_path
 from harness.files.plain_files import printable
 from harness.pages import dashboard, table
 from harness.pages.facts import SPELLINGS
+from harness.pages.headline import joint_cells, joint_headline, joint_title
 from harness.records.atomic import replace
 from harness.records.current import current_records, merged
 from harness.records.progress import manifests, run_folders
@@ -130,6 +131,9 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
     for line in said:
         print(printable(line))
     table.show(found.points)
+    for entry in found.frontier["joint"]:
+        rows = [{name: text for name, (_, text) in cells.items()} for cells in joint_cells(entry)]
+        table.show_cells(joint_title(entry), rows, [joint_headline(entry), entry["axes"]])
     table.show_contrasts(paired.frame)
     for line in (*paired.problems, *found.curves.problems):
         print(printable(line))

@@ -54,6 +54,16 @@ def show_contrasts(contrasts: pd.DataFrame, console: Console | None = None) -> N
         console.print(_contrast_table(group, title))
 
 
+def show_cells(title: str, rows: Sequence[Mapping[str, str]], notes: list[str]) -> None:
+    """Print a table of texts by column, all rows alike, with notes below it."""
+    table = _empty(title)
+    for name in list(rows[0])[1:]:
+        table.add_column(_plain(name))
+    for row in rows:
+        table.add_row(*map(_plain, row.values()))
+    _console().print(Group(table, _notes_text(notes), Text("")))
+
+
 def show_citations(found: Mapping[Entry, Sequence[str]], missing: Sequence[str], console: Console | None = None) -> None:
     """Print whom to cite for these stacks and tasks, a line each; `missing` are those that no entry stands for."""
     console = console or _console()
@@ -136,7 +146,9 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
 
 def _notes(group: pd.DataFrame) -> list[str]:
     """What the labels of this table mean, then what a reader of its points has to know; points with one note share a line."""
-    lines = [*_reach(group), *(entry.text for entry in _met(group))]
+    reach = group["reach"].mean()
+    lines = [f"{share_text(reach)} {glossary.FLAGS['reach'].text}"] if reach < 1 else []
+    lines += [entry.text for entry in _met(group)]
     notes: dict[str, list[str]] = defaultdict(list)
     for row in rows_of(group):
         if pd.notna(row["score_later"]):
@@ -145,12 +157,6 @@ def _notes(group: pd.DataFrame) -> list[str]:
         for problem in problems(row):
             notes[problem].append(row["label"])
     return lines + [f"{_names(labels)}: {note}" for note, labels in notes.items()]
-
-
-def _reach(group: pd.DataFrame) -> list[str]:
-    """Which share of the bytes compression can reach, where that is not all of them."""
-    reach = group["reach"].mean()
-    return [f"{share_text(reach)} {glossary.FLAGS['reach'].text}"] if reach < 1 else []
 
 
 def _met(group: pd.DataFrame) -> Iterator[glossary.Entry]:
@@ -197,11 +203,6 @@ def _base_has(name: str) -> bool:
     return name == "n_not_exercised"
 
 
-def _against_text(verdict: str) -> str:
-    """A verdict beside another point than the full cache: "= full" would be wrong there."""
-    return verdict if verdict == EQUAL else glossary.verdict_text(verdict)
-
-
 def _contrast_table(group: pd.DataFrame, title: str) -> Group:
     against = group["against"].iloc[0]
     table = _empty(title)
@@ -218,6 +219,7 @@ def _contrast_table(group: pd.DataFrame, title: str) -> Group:
 
 def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
     simulated = "simulated" in (row["storage"], row["against_storage"])
+    verdict = row["verdict"] if row["verdict"] == EQUAL else glossary.verdict_text(row["verdict"])  # "= full" would be wrong
     return (
         _plain(row["label"]),
         str(row["n_shared"]),
@@ -225,7 +227,7 @@ def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
         score_text(row["against_score"]),
         f"{signed(row['diff_to_against'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip(),
         small(row["mcnemar_p"]),
-        _against_text(row["verdict"]),
+        verdict,
         share_text(row["bytes_ratio"]) + ("*" if simulated else ""),
     )
 

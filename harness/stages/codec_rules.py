@@ -1,9 +1,10 @@
-"""What codecs do not go together with: evictions of what they encode, and keys that their queries do not fit."""
+"""What codecs must give, and what they do not go together with: evictions of what they encode, keys that queries do not fit."""
 
 from __future__ import annotations
 
 from harness.errors import UserError
 from harness.stages.codec.base import Codec
+from harness.stages.encoded import Encoded, Heads
 from harness.stages.heads.uniform_heads import Uniform as UniformHeads
 from harness.stages.keep import Keep
 from harness.stages.layers.uniform_layers import Uniform as UniformLayers
@@ -61,3 +62,19 @@ def check_queries(keys: Codec, values: Codec, *, unrotated: bool, chunked: bool)
             f"compress.phase='chunked' with compress.keys={keys.name} is not possible: it looks at the last queries of a whole "
             "context; legal are phase=prefill, always or every_n"
         )
+
+
+def check_encoded(new: Encoded, codec: Codec, heads: Heads, n: int) -> None:
+    """ValueError if a codec's tensors lack axes of heads and tokens: they would be indexed wrongly later."""
+    lengths = sorted({n, n // codec.block})
+    firsts = {heads.n, len(heads.layers)} if getattr(codec, "joint", False) else {heads.n}
+    for name, tensor in {**new.payload, **new.metadata}.items():
+        if tensor.shape[0] not in firsts or tensor.shape[1] not in lengths or new.n != n:
+            raise ValueError(
+                f"codec {codec.name} encoded {n} tokens of {heads.n} heads (Encoded.n={new.n}) with {name!r} of shape "
+                f"{tuple(tensor.shape)}: its first two axes must be heads ({heads.n}) and tokens or blocks ({lengths})"
+            )
+    for name, tensor in new.shared.items():
+        if tensor.shape[0] not in firsts:
+            shape = tuple(tensor.shape)
+            raise ValueError(f"codec {codec.name} shares {name!r} of shape {shape}: its first axis must be heads ({heads.n})")

@@ -97,13 +97,10 @@ class Encoded:
 
     def cat(self, other: Encoded) -> Encoded:
         """This chunk and a newer one of the same heads, concatenated along the tokens."""
-        return replace(
-            self,
-            payload={k: torch.cat((t, other.payload[k]), 1) for k, t in self.payload.items()},
-            metadata={k: torch.cat((t, other.metadata[k]), 1) for k, t in self.metadata.items()},
-            n=self.n + other.n,
-            clipped=self.clipped + other.clipped,
-        )
+        payload = {k: torch.cat((t, other.payload[k]), 1) for k, t in self.payload.items()}
+        metadata = {k: torch.cat((t, other.metadata[k]), 1) for k, t in self.metadata.items()}
+        n, clipped = self.n + other.n, self.clipped + other.clipped
+        return Encoded(payload, metadata, n, self.shared, clipped, self.together, self.skip)
 
     def heads(self, start: int, stop: int) -> Encoded:
         """Views of the heads [start, stop), with all that are encoded together with them."""

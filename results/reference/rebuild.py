@@ -5,7 +5,7 @@ Runs go to `results/` as always, so an interrupted rebuild goes on where it was:
 
     python results/reference/rebuild.py                    # all of them: many hours on a CPU
     python results/reference/rebuild.py needle-smollm2     # some
-    python results/reference/rebuild.py study              # every task, two models, 46 stacks: days; `make study`
+    python results/reference/rebuild.py study              # four tasks, 75 stacks; `make study`
 """
 
 from __future__ import annotations
@@ -55,6 +55,15 @@ CODEBOOKS = (
     *(f"kvquant, exact keys, values calibration tokens 2048, keys after RoPE at bits={bits}" for bits in (2, 3)),
 )
 LONG = ("window 256 tokens", "streaming 256 tokens")
+FEWER = ("int4", "int3", "kivi4", "kivi2", "h2o 0.5", "snapkv 0.5")
+FEWER_NEEDLE = "task=needle 'task.lengths=[512]' task.per_cell=4"
+FIRST_LOOK = {  # the runs of `make run`
+    "needle_": "task=needle 'task.lengths=[768]'",
+    "aware_": "task=needle 'task.lengths=[768]' task.query_aware=true",
+    "stream_": "task=stream task.tokens=512 task.context=256",
+}
+STUDY_NEEDLE = "task=needle 'task.lengths=[512]' task.per_cell=4"
+STUDY_AGAINST = ("int4", "kivi4", "kivi2")
 REFERENCES: dict[str, tuple[Run, ...]] = {
     "needle-smollm2": (Run("harness task.per_cell=8 'stacks=[int8,int4,streaming,sink_h2o_int8,snapkv,tova,knorm]'", POINTS),),
     "needle-gemma3-270m": (Run("harness model=gguf model.path=gemma-3-270m-q4_k_m.gguf limit=10", POINTS),),
@@ -81,27 +90,30 @@ REFERENCES: dict[str, tuple[Run, ...]] = {
         Run(DUO),
         Run(f"{DUO} compress.keep.heads.file={HEADS}"),
     ),
+    "fewer-numbers-smollm2": (
+        Run("harness experiment=fewer_numbers task=stream task.tokens=1024 task.context=896", POINTS, "stream_", FEWER),
+        Run(f"harness experiment=fewer_numbers {FEWER_NEEDLE}", POINTS, "needle_", FEWER),
+    ),
     "trained-in": (Run("studies.trained_in --seeds 1", ("points.csv", "figure.svg")),),
 }
-STUDY = "study"
-MODELS = {"smollm2": "", "gemma3": " model=gguf model.path=gemma-3-270m-q4_k_m.gguf"}
-TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "needle": ("task=needle task.per_cell=8", POINTS),
-    "needle_aware": ("task=needle task.per_cell=8 task.query_aware=true", POINTS),
-    "docqa": ("task=docqa", POINTS),
-    "stream": ("task=stream task.context=512", STREAM),
+LATER: dict[
+    str, tuple[Run, ...]
+] = {  # references like the others as soon as their folders are there; made where they are named
+    "study": (
+        Run("harness experiment=study task=stream task.tokens=1024 task.context=896", STREAM, "stream_", STUDY_AGAINST),
+        Run(f"harness experiment=study {STUDY_NEEDLE}", POINTS, "needle_", STUDY_AGAINST),
+        Run(f"harness experiment=study {STUDY_NEEDLE} task.query_aware=true", POINTS, "aware_", STUDY_AGAINST),
+        Run("harness experiment=study task=docqa 'task.lengths=[1024]' task.per_length=24", POINTS, "docqa_", STUDY_AGAINST),
+    ),
+    "first-look": tuple(Run(f"harness experiment=first_look {task}", POINTS, prefix) for prefix, task in FIRST_LOOK.items()),
 }
-STUDIED = tuple(  # a reference like the others as soon as its folder is there, but only made where it is named
-    Run(f"harness{model} experiment=study {task}", files, f"{name}_{kind}_")
-    for name, model in MODELS.items()
-    for kind, (task, files) in TASKS.items()
-)
+ALL = REFERENCES | LATER
 
 
 def rebuild(name: str) -> None:
     """Make one reference again; CalledProcessError where a command fails."""
     (HERE / name).mkdir(exist_ok=True)
-    for run in STUDIED if name == STUDY else REFERENCES[name]:
+    for run in ALL[name]:
         folder = Path(_last_line(shlex.split(run.command)))
         files = list(run.files)
         if run.against:
@@ -128,9 +140,9 @@ def _last_line(command: list[str]) -> str:
 
 def main(names: list[str]) -> int:
     """Exit code 0, or 2 where there is no such reference, else that of the command that failed."""
-    unknown = [name for name in names if name not in (*REFERENCES, STUDY)]
+    unknown = [name for name in names if name not in ALL]
     if unknown:
-        print(f"error: {unknown[0]} is no reference: {', '.join((*REFERENCES, STUDY))}", file=sys.stderr)
+        print(f"error: {unknown[0]} is no reference: {', '.join(ALL)}", file=sys.stderr)
         return 2
     for name in names or REFERENCES:
         try:

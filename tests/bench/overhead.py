@@ -10,28 +10,43 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from measure import best, engine, prose, setup
+from transformers import DynamicCache
 
 from harness.kv.attention import NAME
 from harness.kv.compat import forward
+from harness.models.load import LM
 from harness.stages.protocols import Needs
 
 SUMS = Needs(column_sums=True)
 
 
-def stock_prefill(lm, ids, cache=None):
-    from transformers import DynamicCache
-
-    cache = cache or DynamicCache(config=lm.model.config)
+@contextmanager
+def stock(lm: LM) -> Iterator[None]:
+    """Inside, the model attends as transformers does."""
     lm.model.set_attn_implementation("sdpa")
-    with torch.inference_mode():
-        start = cache.get_seq_length()
-        positions = torch.arange(start, start + len(ids))[None]
-        forward(lm.model, torch.tensor([ids]), positions, cache, torch.tensor([len(ids) - 1]))
-    lm.model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        lm.model.set_attn_implementation(NAME)
+
+
+@torch.inference_mode()
+def stock_reads(lm: LM, ids: list[int], cache: DynamicCache | None = None) -> DynamicCache:
+    """transformers' own cache after these tokens; inside `stock`."""
+    cache = cache or DynamicCache(config=lm.model.config)
+    start = cache.get_seq_length()
+    forward(lm.model, torch.tensor([ids]), torch.arange(start, start + len(ids))[None], cache, [len(ids) - 1])
     return cache
+
+
+def stock_prefill(lm: LM, ids: list[int]) -> DynamicCache:
+    with stock(lm):
+        return stock_reads(lm, ids)
 
 
 def peak(tokens: int) -> int:
@@ -57,8 +72,9 @@ def main() -> None:
 
     def stock_decode() -> None:
         cache.crop(1024 - cache.get_seq_length()) if cache.get_seq_length() > 1024 else None
-        for token in short[:32]:
-            stock_prefill(lm, [token], cache)
+        with stock(lm):
+            for token in short[:32]:
+                stock_reads(lm, [token], cache)
 
     both = best({"stock": stock_decode, "ours": ours_decode}, 5, time.process_time)
     print(f"decode 32 tokens after 1024: ours / stock {both['ours'] / both['stock']:.3f}")

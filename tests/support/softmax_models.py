@@ -87,7 +87,6 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family("Phi3Config", TINY | {"sliding_window": WINDOW}, "sdpa", ()),
     "starcoder2": Family("Starcoder2Config", TINY | {"sliding_window": WINDOW}, "sdpa", ()),
 }
-TIER_1 = ("gpt_oss", "mimo_v2_flash", "granite_swa", "granitemoe_swa", "gemma2", "vaultgemma")
 
 
 def make(config: PretrainedConfig, attention: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -38,9 +38,7 @@ class Latent:
         """Keys [R, H, N, D] and values [R, H, N, D'] of R rows, as the layer itself expands them."""
         (r, _, n, _), plain = latent_R1NC.shape, self.shape.d_key - self.d_rope
         both_RHND = self.up(latent_R1NC).view(r, n, self.shape.heads, plain + self.shape.d_value).transpose(1, 2)
-        k_RHND = both_RHND.new_empty(r, self.shape.heads, n, self.shape.d_key)
-        k_RHND[..., :plain] = both_RHND[..., :plain]
-        k_RHND[..., plain:] = rope_R1ND
+        k_RHND = torch.cat((both_RHND[..., :plain], rope_R1ND.to(both_RHND.dtype).expand(-1, self.shape.heads, -1, -1)), -1)
         return k_RHND, both_RHND[..., plain:]
 
     def parts(self, key_BHLD: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:

@@ -60,31 +60,31 @@ class Entrance:
         self.hybrid = hybrid
         self._class = _entry_class(model) if hybrid else EntryCache
         self._blank = self._cache(DynamicCache(config=model.config).layers) if hybrid else EntryCache(layers)
-        self._filled: Cache | None = None  # a blank one as a first forward leaves it, with states of no sequences
+        self._filled: Cache | None = None  # one as a first forward leaves it, for every forward after a first one
+        self._homes: list[list[Home]] = []  # where its states are found
 
     def open(self, rows: Sequence[States | None]) -> Cache:
-        """A cache for sequences that have all seen something, or all nothing (None)."""
+        """A cache for sequences that have all seen something, or all nothing (None); to be closed before the next one opens."""
         if not self.hybrid:
             return self._blank
         if rows[0] is None:
             return self._copy(self._blank)
         assert self._filled is not None
-        cache = self._copy(self._filled)
-        for homes, *tensors in zip(_homes(cache), *(row.held for row in rows if row is not None), strict=True):
+        for homes, *tensors in zip(self._homes, *(row.held for row in rows if row is not None), strict=True):
             for (container, key), x in zip(homes, torch.stack(tensors, 1).unbind(0), strict=True):
                 container[key] = x
-        return cache
+        return self._filled
 
     def close(self, cache: Cache, rows: int) -> list[States]:
         """The states of each sequence after a forward, in storages of their own."""
         if not self.hybrid:
             return [States()] * rows
-        found = _homes(cache)
+        found = self._homes if cache is self._filled else _homes(cache)
         together = [_together([container[key] for container, key in homes]) for homes in found]
         if self._filled is None:
-            for container, key in (home for homes in found for home in homes):
-                container[key] = container[key].new_empty(0, *container[key].shape[1:])
-            self._filled = cache
+            self._filled, self._homes = cache, found
+        for container, key in (home for homes in found for home in homes):
+            container[key] = None  # states are the sequences' alone
         if rows == 1:
             return [States(tuple(x[:, 0] for x in together))]
         return [States(tuple(x[:, row].clone() for x in together)) for row in range(rows)]

@@ -30,5 +30,5 @@ class Temperature:
 
 def temperature_of(module: torch.nn.Module) -> Temperature | None:
     """What `adapt` set on a module whose queries attention scales."""
-    found = getattr(module, ATTRIBUTE, None)
+    found = vars(module).get(ATTRIBUTE)  # a module looks long for an attribute that it lacks
     return found if isinstance(found, Temperature) else None

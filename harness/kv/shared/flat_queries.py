@@ -10,6 +10,7 @@ from torch import Tensor
 from harness.kv.forward import Forward
 from harness.kv.head_group import Slot
 from harness.kv.shared.folded import at_zero
+from harness.stages.transfers import places
 
 
 def beside_flat(
@@ -20,6 +21,6 @@ def beside_flat(
         return q_RQLD, k_RHLD
     rope, (heads, length) = run.ropes[layer], q_RQLD.shape[1:3]
     assert rope is not None, "models without rotary positions are refused"
-    places = [run.positions(run.start(row), length, q_RQLD.device).expand(heads, -1) for row in rows]
-    flat = [at_zero(rope, q_QLD, pos_QL) for q_QLD, pos_QL in zip(q_RQLD, places, strict=True)]
+    positions = [places(run.start(row), length, q_RQLD.device).expand(heads, -1) for row in rows]
+    flat = [at_zero(rope, q_QLD, pos_QL) for q_QLD, pos_QL in zip(q_RQLD, positions, strict=True)]
     return torch.cat((q_RQLD, torch.stack(flat)), -1), torch.nn.functional.pad(k_RHLD, (0, k_RHLD.shape[-1]))

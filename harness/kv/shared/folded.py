@@ -6,7 +6,7 @@ has no position. New tokens are exact, so that theirs is [key ; 0].
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +16,14 @@ from harness.kv.rope import LayerRope
 from harness.kv.shared.spread import Spread
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.tiled import tiled_product
-from harness.stages.share.sharing import Bases, Maps
+from harness.stages.share.sharing import Bases, Maps, Share
+from harness.stages.transfers import places
 from harness.types import KV
 
 Ropes = Sequence[LayerRope | None]
 
 
-def entering(maps: Mapping[int, Maps], layers: tuple[int, ...], new: KV, ropes: Ropes) -> KV:
+def entering(share: Share, layers: tuple[int, ...], new: KV, ropes: Ropes) -> KV:
     """What is stored of new tokens of these layers [layers * H, L, D]: the two parts, [layers, L, d_r] and [layers, L, d_c].
 
     The layers are alike, and so have one rotation.
@@ -30,15 +31,17 @@ def entering(maps: Mapping[int, Maps], layers: tuple[int, ...], new: KV, ropes: 
     rope, heads = ropes[layers[0]], len(new.k_HND) // len(layers)
     assert rope is not None, "models without rotary positions are refused"
     k_HND, v_HND = new.k_HND.float(), new.v_HND.float()
-    by_layer = (x.split(heads) for x in (k_HND, at_zero(rope, k_HND, new.pos_HN), v_HND))  # type: ignore[no-untyped-call]
-    parts = [_parts(maps[layer], *one) for layer, *one in zip(layers, *by_layer, strict=True)]
+    pos_HN = places(new.start, new.n, k_HND.device).expand(len(k_HND), -1)
+    by_layer = (x.split(heads) for x in (k_HND, at_zero(rope, k_HND, pos_HN), v_HND))  # type: ignore[no-untyped-call]
+    sizes = heads, k_HND.shape[2], v_HND.shape[2], k_HND.device
+    parts = [_parts(share.maps(layer, *sizes), *one) for layer, *one in zip(layers, *by_layer, strict=True)]
     k, v = (torch.stack(side).to(new.k_HND.dtype) for side in zip(*parts, strict=True))
-    return KV(k, v, new.pos_HN[::heads])
+    return KV(k, v, new.start)
 
 
 def _parts(maps: Maps, k_HND: Tensor, flat_HND: Tensor, v_HND: Tensor) -> tuple[Tensor, Tensor]:
     """The two parts [N, d_r] and [N, d_c] of one layer's keys, the same at position 0, and values."""
-    turns_HDR, down_HEC = (x.to(k_HND.device) for x in (maps.up.keys, maps.down_HEC))
+    turns_HDR, down_HEC = maps.up.keys, maps.down_HEC
     rest_HND = flat_HND - unmixed(mix(flat_HND, turns_HDR), turns_HDR)
     both_NE = torch.cat((rest_HND, v_HND), 2).transpose(0, 1).flatten(1)
     return mix(k_HND, turns_HDR).flatten(1), tiled_product(both_NE, down_HEC.flatten(0, 1))

@@ -70,6 +70,11 @@ class PairStore(TokenStore):
             where_HK=torch.cat((self.where_HK, (chosen + n).int()), 1),
         )
 
+    @property
+    def plain(self) -> bool:
+        """Never: directions are read with their magnitudes."""
+        return False
+
     def read(self, dtype: torch.dtype, heads: slice = ALL) -> Tensor:
         """All tokens of these of the 2 * H heads, restored, [H', N, D] in `dtype`."""
         start, stop, _ = heads.indices(len(self.norms_HN))

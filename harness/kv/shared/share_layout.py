@@ -16,10 +16,12 @@ from harness.kv.shared.folded import entering
 from harness.kv.token_store import TokenStore
 from harness.stages.encoded import Heads
 from harness.stages.protocols import Stats
-from harness.stages.share.sharing import Bases, Maps, Share
+from harness.stages.share.sharing import Bases, Share
 from harness.stages.stack import EXACT
+from harness.stages.transfers import numbers, sent
 from harness.types import KV
 
+HOST = torch.device("cpu")
 NO_LAYERS = ModelShape((), 0)
 
 
@@ -27,7 +29,7 @@ NO_LAYERS = ModelShape((), 0)
 class Layout:
     """The layers of a model under a share, by their numbers. Only layers with full attention and of one shape share.
 
-    maps: of layers that store a rotated part of their keys and a latent. folds: whether all that share do.
+    folds: a share whose layers store a rotated part of their keys and a latent.
     owners: of readers, the layer whose store they read. pairs: (lower, upper) layers with merged directions.
     times: of layers whose heads are pooled, heads of the model that read one stored head. bases: theirs, where aligned.
     """
@@ -37,8 +39,7 @@ class Layout:
     pairs: tuple[tuple[int, int], ...] = ()
     times: Mapping[int, int] = field(default_factory=dict)
     bases: Mapping[int, Bases] = field(default_factory=dict)
-    maps: Mapping[int, Maps] = field(default_factory=dict)
-    folds: bool = False
+    folds: Share | None = None
 
     @classmethod
     def of(cls, share: Share | None, shape: ModelShape, *, bases: bool = True) -> Layout:
@@ -55,10 +56,11 @@ class Layout:
             )
         if share.folds:
             each = {i: (shape.layers[i].heads, shape.layers[i].d_key, shape.layers[i].d_value) for i in shape.full_layers}
-            assert all(share.widths(*sizes) for sizes in each.values())
-            maps = {i: share.maps(i, *sizes) for i, sizes in each.items()} if bases else {}
+            for sizes in each.values():
+                share.widths(*sizes)  # refuses what cannot be
+            ups = {i: share.maps(i, *sizes, HOST).up for i, sizes in each.items()} if bases else {}
             times = {i: sizes[0] for i, sizes in each.items()}
-            return cls(shape, times=times, bases={i: one.up for i, one in maps.items()}, maps=maps, folds=True)
+            return cls(shape, times=times, bases=ups, folds=share)
         owners: dict[int, int] = {}
         pairs: tuple[tuple[int, int], ...] = ()
         for layers in _alike(shape):
@@ -104,7 +106,8 @@ class Layout:
         for group in groups:
             each = group.heads.each
             for at, layer in enumerate(group.heads.layers):
-                found[layer] = (*found.get(layer, ()), Slot(group, slice(at * each, (at + 1) * each)))
+                slot = Slot(group, slice(at * each, (at + 1) * each))
+                found[layer] = (*found[layer], slot) if layer in found else (slot,)
         return found | {reader: found[owner] for reader, owner in self.owners.items() if owner in found}
 
     def entering(self, layers: tuple[int, ...], new: KV, ropes: Sequence[LayerRope | None]) -> tuple[tuple[int, ...], KV]:
@@ -113,20 +116,20 @@ class Layout:
         ropes: of every layer of the model.
         """
         if self.folds and layers[0] in self.times:
-            return layers, entering(self.maps, layers, new, ropes)
+            return layers, entering(self.folds, layers, new, ropes)
         stores = self.stores(layers)
         if stores != layers:
             each = len(new.k_HND) // len(layers)
-            index = [layers.index(layer) * each + h for layer in stores for h in range(each)]
-            chosen = torch.tensor(index, device=new.k_HND.device)
-            new = KV(*(x.index_select(0, chosen) for x in (new.k_HND, new.v_HND, new.pos_HN)))
+            index = tuple(layers.index(layer) * each + h for layer in stores for h in range(each))
+            chosen = numbers(index, new.k_HND.device)
+            new = KV(new.k_HND.index_select(0, chosen), new.v_HND.index_select(0, chosen), new.start)
         times = self.times.get(stores[0], 1) if stores else 1
         if times == 1:
             return stores, new
         bases = [self.bases[layer] for layer in stores] if self.bases else None
         keys, values = (None, None) if bases is None else zip(*bases, strict=True)
         k, v = pooled(new.k_HND, times, keys), pooled(new.v_HND, times, values)
-        return stores, KV(k, v, new.pos_HN[::times])
+        return stores, KV(k, v, new.start)
 
     def shared(self, groups: Sequence[HeadGroup], ropes: Sequence[LayerRope | None]) -> tuple[HeadGroup, ...]:
         """Exact head groups of whole layers as they are stored: without readers, heads pooled, pairs in groups of their own."""
@@ -135,8 +138,7 @@ class Layout:
         for group in groups:
             if not self.stores(group.heads.layers):
                 continue  # of a long context a group may be of readers alone
-            pos = group.positions(group.n)
-            stores, kv = self.entering(group.heads.layers, KV(group.keys.exact(), group.values.exact(), pos), ropes)
+            stores, kv = self.entering(group.heads.layers, KV(group.keys.exact(), group.values.exact(), 0), ropes)
             each = len(kv.k_HND) // max(1, len(stores))
             paired = {layer for pair in self.pairs for layer in pair}
             rest = tuple(layer for layer in stores if layer not in paired)
@@ -160,7 +162,7 @@ class Layout:
         """A new head group that knows how its heads are read; bases are in the cache dtype."""
         like, layers = group.keys.tail_HND, group.heads.layers
         mine = {i: Bases(*(x.to(like.dtype).to(like.device) for x in self.bases[i])) for i in layers if i in self.bases}
-        folded = self.folds and layers[0] in self.times
+        folded = self.folds is not None and layers[0] in self.times
         return replace(group, times=self.times.get(layers[0], 1), bases=mine, folded=folded)
 
     def stats(self, layer: int, stats: Stats) -> Stats:
@@ -186,7 +188,7 @@ def pooled(x_HND: Tensor, times: int, bases: Sequence[Tensor] | None = None) -> 
     """Means of `times` neighbouring heads, [H / times, N, D], computed in fp32; bases: of each layer, to turn heads first."""
     x = x_HND.float()
     if bases is not None:
-        x = x @ torch.cat(list(bases)).to(x.device)
+        x = x @ torch.cat([sent(basis, x.device) for basis in bases])
     mean: Tensor = x.unflatten(0, (-1, times)).mean(1)  # type: ignore[no-untyped-call]
     return mean.to(x_HND.dtype)
 

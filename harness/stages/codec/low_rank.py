@@ -77,7 +77,7 @@ class LowRank(Projected):
         return next((q for q in range(math.ceil(rank / s), d) if self.fits(q)), d)
 
     def info(self) -> dict[str, object]:
-        about = {"calibration": dict(self.bases.about)} if self.bases and self.calibration else {}
+        about = {"calibration": dict(self.bases.about)} if self.bases and self.of == "text" else {}
         return {**super().info(), "basis": self.of, "heads": self.heads or "all", **about}
 
     def calibrated(self, limits: Limits) -> LowRank:

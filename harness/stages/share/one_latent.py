@@ -70,14 +70,15 @@ class OneLatent(Share):
         """Itself with what `mixed` found, named turns.LAYER, vectors.LAYER and ratio.LAYER."""
         return replace(self, measured=measured)
 
-    def maps(self, layer: int, heads: int, d_key: int, d_value: int) -> Maps:
-        """How a layer's keys and values become its two parts, and the way back."""
-        if layer not in self._maps:
-            self._maps[layer] = self._made(layer, heads, d_key, d_value)
-        return self._maps[layer]
+    def maps(self, layer: int, heads: int, d_key: int, d_value: int, device: torch.device) -> Maps:
+        """How a layer's keys and values become its two parts, and the way back; made, and sent to a device, once."""
+        if (layer, device) not in self._maps:
+            (turns, up), down = self._made(layer, heads, d_key, d_value)
+            self._maps[layer, device] = Maps(Bases(turns.to(device), up.to(device)), down.to(device))
+        return self._maps[layer, device]
 
     @cached_property
-    def _maps(self) -> dict[int, Maps]:
+    def _maps(self) -> dict[tuple[int, torch.device], Maps]:
         return {}
 
     def _made(self, layer: int, heads: int, d_key: int, d_value: int) -> Maps:

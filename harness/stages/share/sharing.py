@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from harness.errors import UserError
@@ -137,8 +138,8 @@ class Share(Protocol):
         """Sizes of the two parts, of a layer with so many KV heads; UserError if they are not possible."""
         raise NotImplementedError
 
-    def maps(self, layer: int, heads: int, d_key: int, d_value: int) -> Maps:
-        """How a layer's keys and values become the two parts, and the way back."""
+    def maps(self, layer: int, heads: int, d_key: int, d_value: int, device: torch.device) -> Maps:
+        """How a layer's keys and values become the two parts, and the way back, on a device."""
         raise NotImplementedError
 
     @property

@@ -147,7 +147,7 @@ def test_statistics_of_a_prompt_are_those_of_stock_weights(name: str, block: int
 
 
 def _views(row: SequenceCache, group, stats):  # type: ignore[no-untyped-def]
-    from harness.kv.head_group import head_group_view
+    from harness.kv.evicting.group_view import head_group_view
 
     return head_group_view(group, dict(enumerate(stats)), row.seen, 0, None).layers
 

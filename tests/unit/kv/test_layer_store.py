@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.kv.head_group import HeadGroup
+from harness.kv.head_group import HeadGroup, Slot, with_new
 from harness.kv.memory import measure
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
@@ -28,8 +28,7 @@ def vectors(n: int, heads: int = 2, seed: int = 0) -> Tensor:
 
 
 def new(n: int, start: int, heads: int = 2) -> KV:
-    pos = torch.arange(start, start + n, dtype=torch.int32).expand(heads, n)
-    return KV(vectors(n, heads, start), vectors(n, heads, start + 1000), pos)
+    return KV(vectors(n, heads, start), vectors(n, heads, start + 1000), start)
 
 
 def head_group(n: int, codec: Codec | None = None, heads: int = 2) -> HeadGroup:
@@ -122,6 +121,17 @@ def test_taken_rows_are_the_rows_with_their_positions_and_hold_only_their_own_by
     assert held.total == 2 * sum(codec.nbytes(2, 8 - n_tail, D, 4)) + exact + 2 * 8 * 4
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_exact_tokens_are_read_as_they_lie_in_the_dtype_of_attention(stored: torch.dtype) -> None:
+    x = vectors(40, heads=4).to(stored)
+    store = TokenStore.of(x[:, :30].clone(), Exact(), None).append(x[:, 30:35].clone()).append(x[:, 35:].clone())
+    group = HeadGroup(Heads((0, 1), 0, 2), store, store)
+    fresh = vectors(3, seed=1)
+    for read in with_new([Slot(group, slice(2, 4))], fresh[None], fresh[None]):
+        assert read.dtype == fresh.dtype and read.is_contiguous()
+        assert torch.equal(read[0], torch.cat((x[2:].float(), fresh), 1))
+
+
 def test_heads_with_their_own_number_of_rows_hold_only_their_own_bytes() -> None:
     store = head_group(50)
     groups = [store.take(torch.arange(n)[None] * 2, 50, head=h) for h, n in enumerate((5, 20))]
@@ -130,7 +140,7 @@ def test_heads_with_their_own_number_of_rows_hold_only_their_own_bytes() -> None
 
     def one(n: int, start: int, head: int) -> KV:
         kv = new(n, start)
-        return KV(*(x[head : head + 1] for x in (kv.k_HND, kv.v_HND, kv.pos_HN)))
+        return KV(kv.k_HND[head : head + 1], kv.v_HND[head : head + 1], start)
 
     grown = [p.append(one(3, 50, h), None).append(one(1, 53, h), None) for h, p in enumerate(groups)]
     held = measure(pair for p in grown for pair in p.tensors())

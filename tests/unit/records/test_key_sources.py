@@ -13,7 +13,8 @@ from harness.records import keys
 ROOT = Path(__file__).parents[3]
 MAKES_RECORDS = ("harness.evaluation.assemble",)  # what a run, a lost job and verify start from
 # Read by what makes records, and unable to change one: how they get to disk, and keys themselves.
-DECIDES_NOTHING = {f"harness.records.{name}" for name in ("store", "shards", "schema", "claims", "atomic", "keys", "failures")}
+ON_DISK = ("store", "shards", "schema", "claims", "atomic", "keys", "failures", "following")
+DECIDES_NOTHING = {f"harness.records.{name}" for name in ON_DISK}
 ROOMS = ("files", "stages", "kv", "models", "engine", "configure", "calibrate", "lm_eval", "evaluation")
 FOLDERS = sorted({path.parent for name in ROOMS for path in (ROOT / "harness" / name).rglob("*.py")})
 DECIDING = [

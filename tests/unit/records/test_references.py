@@ -35,9 +35,8 @@ def commands(readme: Path) -> list[list[str]]:
 
 
 def made_here(rebuild: ModuleType) -> dict[str, tuple[Any, ...]]:
-    """The references that are committed: the study is one of them once it was run."""
-    there = {rebuild.STUDY: rebuild.STUDIED} if (REFERENCE / rebuild.STUDY).is_dir() else {}
-    return rebuild.REFERENCES | there
+    """The references that are committed: those of LATER are among them once they were run."""
+    return rebuild.REFERENCES | {name: runs for name, runs in rebuild.LATER.items() if (REFERENCE / name).is_dir()}
 
 
 def test_every_reference_has_its_commands(rebuild: ModuleType) -> None:
@@ -74,7 +73,7 @@ def test_a_reference_is_copied_from_the_run_that_its_command_names(
 
     monkeypatch.setattr(rebuild, "HERE", tmp_path)
     monkeypatch.setattr(rebuild, "_last_line", last_line)
-    monkeypatch.setattr(rebuild, "REFERENCES", {"one": (rebuild.Run("harness a=b", rebuild.POINTS, "x_", ("full", "h2o 1")),)})
+    monkeypatch.setattr(rebuild, "ALL", {"one": (rebuild.Run("harness a=b", rebuild.POINTS, "x_", ("full", "h2o 1")),)})
     (tmp_path / "one").mkdir()
     assert rebuild.main(["one"]) == 0
     assert {path.name: path.read_text() for path in (tmp_path / "one").iterdir()} == {
@@ -84,17 +83,24 @@ def test_a_reference_is_copied_from_the_run_that_its_command_names(
     assert rebuild.main(["two"]) == 2
 
 
-def test_the_study_is_every_task_of_two_models_under_forty_stacks_and_more(rebuild: ModuleType) -> None:
-    composed = [compose(shlex.split(run.command)[1:]) for run in rebuild.STUDIED]
-    assert {(one.model.source, one.task._target_.rsplit(".", 1)[1], one.task.get("query_aware")) for one in composed} == {
-        (source, *task)
-        for source in ("wheel", "gguf")
-        for task in (("Needle", False), ("Needle", True), ("DocQA", False), ("Stream", None))
-    }
-    assert len(set(composed[0].stacks)) >= 40
-    assert len({run.prefix for run in rebuild.STUDIED}) == len(composed)
+def test_the_study_is_every_task_under_seventy_stacks_and_more(rebuild: ModuleType) -> None:
+    composed = [compose(shlex.split(run.command)[1:]) for run in rebuild.LATER["study"]]
+    assert {(one.task._target_.rsplit(".", 1)[1], one.task.get("query_aware")) for one in composed} == {
+        ("Needle", False), ("Needle", True), ("DocQA", False), ("Stream", None),
+    }  # fmt: skip
+    assert all(len(one.stacks) >= 70 for one in composed)
+    assert len({run.prefix for run in rebuild.LATER["study"]}) == len(composed)
+
+
+def test_the_first_look_is_what_make_run_runs(rebuild: ModuleType) -> None:
+    """The Makefile asks for both modes of a needle in one sweep, the reference for one after the other."""
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").replace("results_dir=$(FIRST) ", "")
+    needle, aware, stream = (run.command for run in rebuild.LATER["first-look"])
+    assert aware == f"{needle} task.query_aware=true"
+    assert f"{needle} task.query_aware=false,true".replace("harness ", "harness -m ") in recipe
+    assert stream in recipe
 
 
 def test_a_command_that_fails_ends_the_rebuild(rebuild: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebuild, "REFERENCES", {"one": (rebuild.Run("harness.status /nowhere/at/all"),)})
-    assert rebuild.main([]) == 2
+    monkeypatch.setattr(rebuild, "ALL", {"one": (rebuild.Run("harness.status /nowhere/at/all"),)})
+    assert rebuild.main(["one"]) == 2

@@ -1,0 +1,135 @@
+"""Several tasks of one model together: questions in shares of answers, streams in nats, and nothing averaged over both."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.analysis.findings import findings
+from harness.analysis.joint import NATS, unbeaten
+from harness.pages.headline import joint_cells, joint_headline, joint_title
+from harness.pages.outputs import merge
+from harness.pages.units import signed_small
+from tests.support.record_factory import make, write_shard
+
+SIZES = {"full": 100, "a": 50, "b": 40, "c": 30}
+DOCUMENTS = 8
+
+
+def needle(scores: dict[str, float], *, aware: bool = False) -> list[dict[str, Any]]:
+    """Each stack right on the first share of the documents."""
+    return [
+        _record(stack, i, run_id=f"m-needle-{aware}", score=float(i < share * DOCUMENTS), query_aware=aware)
+        for stack, share in scores.items()
+        for i in range(DOCUMENTS)
+    ]
+
+
+def stream(losses: dict[str, float]) -> list[dict[str, Any]]:
+    """Each stack loses that many nats a token, half of the documents a little more, half as much less."""
+    more = {"task": "stream", "metric": "perplexity", "aggregate": "exp_weighted", "higher_is_better": False, "chunk": 32}
+    return [
+        _record(
+            stack,
+            i,
+            run_id="m-stream-0",
+            score=2.7 + 0.1 * i + loss + (0.001 * (-1) ** i if loss else 0.0),
+            weight=100.0,
+            chance=49152.0,
+            **more,
+        )
+        for stack, loss in losses.items()
+        for i in range(DOCUMENTS)
+    ]
+
+
+def _record(stack: str, i: int, **more: Any) -> dict[str, Any]:
+    size = {"kv_bytes_context": SIZES[stack], "kv_bytes_full": SIZES["full"]}
+    return make(example_id=f"d{i}", group_id=f"d{i}", stack=stack, stack_config={"of": stack}, **size, **more)
+
+
+def joint(*runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = findings([record for run in runs for record in run]).frontier["joint"]
+    return found
+
+
+def front(entry: dict[str, Any]) -> dict[str, bool]:
+    return {point["stack"]: point["on_frontier"] for point in entry["points"]}
+
+
+def test_a_point_must_be_beaten_on_every_task_to_leave_the_frontier() -> None:
+    """a is best on streams, b on needles, c is the smallest; where b does better than a on both with fewer bytes, a goes."""
+    (entry,) = joint(needle({"full": 1, "a": 0.5, "b": 0.75, "c": 0.5}), stream({"full": 0, "a": 0.01, "b": 0.2, "c": 0.3}))
+    assert front(entry) == {"full": True, "a": True, "b": True, "c": True}
+    (entry,) = joint(needle({"full": 1, "a": 0.5, "b": 0.75}), stream({"full": 0, "a": 0.3, "b": 0.2}))
+    assert front(entry) == {"full": True, "a": False, "b": True}
+    assert entry["units"] == {"needle": "contains", "stream": NATS} and entry["better"] == {
+        "needle": "higher",
+        "stream": "lower",
+    }
+
+
+def test_every_task_keeps_its_own_unit() -> None:
+    (entry,) = joint(needle({"full": 1, "a": 0.5}), stream({"full": 0, "a": 0.1}))
+    point = next(point for point in entry["points"] if point["stack"] == "a")
+    assert point["score"] is None and point["worst"] is None and point["ratio"] == 0.5
+    assert point["against_full"]["needle"]["difference"] == -0.5
+    assert point["against_full"]["stream"]["difference"] == pytest.approx(0.1)
+    assert point["against_full"]["stream"]["low"] > 0 > point["against_full"]["needle"]["high"]
+
+
+def test_a_stream_stands_beside_questions_of_both_modes() -> None:
+    """It asks none, so its mode says nothing; the two modes of a question are never joined."""
+    entries = joint(needle({"full": 1, "a": 0.5}), needle({"full": 1, "a": 1}, aware=True), stream({"full": 0, "a": 0.1}))
+    assert [(entry["query_aware"], entry["members"]) for entry in entries] == [
+        (aware, ["needle", "stream"]) for aware in (False, True)
+    ]
+    assert [entry["points"][0]["against_full"]["needle"]["difference"] for entry in entries] == [-0.5, 0.0]
+    assert joint(needle({"full": 1, "a": 0.5}), needle({"full": 1, "a": 1}, aware=True)) == []
+
+
+def test_only_what_every_task_ranked_has_a_place() -> None:
+    (entry,) = joint(needle({"full": 1, "a": 1, "b": 1}), stream({"full": 0, "a": 0.1}))
+    assert front(entry) == {"full": True, "a": True}
+    assert joint(needle({"full": 0, "a": 0}), stream({"full": 0, "a": 0.1})) == []  # the full cache at chance
+
+
+def test_the_headline_names_the_smallest_that_lost_nowhere() -> None:
+    scores, losses = {"full": 1, "a": 1, "b": 1, "c": 0.25}, {"full": 0, "a": 0.0001, "b": 0.4, "c": 0.0001}
+    (entry,) = joint(needle(scores), stream(losses))
+    nats = next(point for point in entry["points"] if point["stack"] == "a")["against_full"]["stream"]
+    assert joint_headline(entry) == (
+        "a, 50 % of the bytes, is the smallest without a loss on any of them: needle +0.00 [-0.32, 0.32] (n 8); "
+        f"stream +0.00010 [{signed_small(nats['low'])}, {signed_small(nats['high'])}] nats (n 8)"
+    )
+    (entry,) = joint(needle({"full": 1, "c": 0.25}), stream({"full": 0, "c": 0.0}))
+    assert joint_headline(entry) == "Every smaller cache loses on needle or stream, or it is not resolved"
+
+
+def test_the_terminal_and_the_page_show_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = needle({"full": 1, "a": 0.5}), stream({"full": 0, "a": 0.1})
+    (entry,) = joint(*runs)
+    for run in runs:
+        write_shard(tmp_path / str(run[0]["run_id"]), run)
+    merge([tmp_path / str(run[0]["run_id"]) for run in runs], tmp_path / "page.html", [])
+    printed, page = capsys.readouterr().out, (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert joint_title(entry) in printed and joint_headline(entry) in printed.replace("\n", " ")
+    for name, (_, text) in joint_cells(entry)[0].items():
+        assert text in printed and text in page and name in page
+    assert "mean of normalised" not in printed
+
+
+def test_unbeaten_is_pareto_dominance() -> None:
+    """Beside the definition, point by point, with ties."""
+    rng = np.random.default_rng(0)
+    cost, gains = rng.integers(0, 5, 40).astype(float), rng.integers(0, 4, (40, 3)).astype(float)
+    beaten = {
+        i
+        for i, j in itertools.permutations(range(40), 2)
+        if cost[j] <= cost[i] and all(gains[j] >= gains[i]) and (cost[j] < cost[i] or any(gains[j] > gains[i]))
+    }
+    assert set(np.flatnonzero(~unbeaten(cost, gains)).tolist()) == beaten
