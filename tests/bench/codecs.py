@@ -36,6 +36,9 @@ WHY = {
     "xkv": "every group of layers of every prompt is decomposed: second moments of 4,096 x 576 numbers and their eigenvectors",
     "kvquant": "the largest numbers of every token are selected, and every other is searched for in a codebook",
     **dict.fromkeys(("turboquant", "turboquant_prod", "hadamard_int4", "hadamard_int8"), TURNED),
+    **dict.fromkeys(
+        ("think", "think_int8"), "the channels that stay are chosen on each prompt, and copied out and in one by one"
+    ),
     **dict.fromkeys(("low_rank", "low_rank_heads", "low_rank_int4"), PROJECTED),
 }
 
