@@ -97,9 +97,10 @@ def _without_loss(entry: Mapping[str, Any], smaller: Sequence[Mapping[str, Any]]
 
 
 def _no_loss(part: Mapping[str, Any], higher_is_better: bool) -> bool:
-    """Equal within noise or better; or not resolved, and no loss seen."""
+    """Equal within noise or better, its interval reaching 0 in the member's own unit; or not resolved, and no loss seen."""
+    told = part["high"] < 0 if higher_is_better else part["low"] > 0  # verdicts of streams are on perplexity
     unseen = part["verdict"] == "not resolved" and (part["difference"] >= 0) == higher_is_better
-    return part["verdict"] in _EQUAL or unseen
+    return not told and (part["verdict"] in _EQUAL or unseen)
 
 
 def joint_title(entry: Mapping[str, Any]) -> str:

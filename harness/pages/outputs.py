@@ -146,6 +146,13 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
         print(printable(str(path)))
 
 
+def _show_joint(found: Findings) -> None:
+    """Print the tables of several tasks or models together."""
+    for entry in found.frontier["joint"]:
+        rows = [{name: text for name, (_, text) in cells.items()} for cells in joint_cells(entry)]
+        table.show_cells(joint_title(entry), rows, [joint_headline(entry), entry["axes"]])
+
+
 def _run(folder: Path, named: Sequence[Path], said: list[str]) -> _Run | None:
     """A run folder; of several that the user named, one without records is passed over with a line (else UserError)."""
     try:

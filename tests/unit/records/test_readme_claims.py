@@ -14,11 +14,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from harness.pages import table
+
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "results" / "reference"
 CLAIM = re.compile(r"<!-- (?P<file>\S+\.csv); (?P<label>[^;]+); (?P<columns>[^;]+) -->")
 NUMBER = re.compile(r"(?<![\w.,])[+-]?\d+(?:\.\d+)?(?: ?%)?(?![\w])")
-RESULT = re.compile(r"\d\.\d|\d ?%|\[[+-]?\d")  # decimals, percentages, intervals
+RESULT = re.compile(r"(?<![\w.-])[+-]?\d+\.\d|\d ?%|\[[+-]?\d")  # decimals, percentages, intervals
 NOT_TEXT = re.compile(r"`[^`]*`|\]\([^)]*\)|!\[[^\]]*\]")
 
 
@@ -43,8 +45,24 @@ def claims() -> list[tuple[str, str, str, str]]:
     return found
 
 
+def printed() -> list[str]:
+    """Lines of the table in the README, its columns apart by one space."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("prints (", 1)[1].split("```")[1]
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip(" ─")]
+
+
 def plain(words: str) -> str:
     return NOT_TEXT.sub(" ", words)
+
+
+def test_the_printed_table_is_that_of_the_command_before_it() -> None:
+    """Its lines are among those that the reference's points print, and the README's command is the reference's."""
+    shown = table.text(pd.read_csv(REFERENCE / "needle-smollm2" / "points.csv"))
+    assert len(printed()) > 3 and set(printed()) <= {" ".join(line.split()) for line in shown.splitlines()}
+    command = next(
+        line for line in (REFERENCE / "needle-smollm2" / "README.md").read_text().splitlines() if "python -m" in line
+    )
+    assert f"\n{command.strip()}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_has_claims() -> None:
@@ -53,9 +71,9 @@ def test_the_readme_has_claims() -> None:
 
 @pytest.mark.parametrize(("words", "file", "label", "columns"), claims())
 def test_a_claim_is_a_line_of_its_reference(words: str, file: str, label: str, columns: str) -> None:
-    table = pd.read_csv(REFERENCE / file)
-    against = label.split(" against ") if "against" in table else [label]
-    rows = table[table["label"].eq(against[0]) & (table["against"].eq(against[1]) if len(against) == 2 else True)]
+    frame = pd.read_csv(REFERENCE / file)
+    against = label.split(" against ") if "against" in frame else [label]
+    rows = frame[frame["label"].eq(against[0]) & (frame["against"].eq(against[1]) if len(against) == 2 else True)]
     assert len(rows) == 1, (file, label)
     written = NUMBER.findall(plain(words))
     assert len(written) == len(columns.split()), (written, columns)
