@@ -96,12 +96,6 @@ class _Run:
             yield record | {"series_path": str(self.folder / own)} if own else record
 
 
-def _show_joint(found: Findings) -> None:
-    for entry in found.frontier["joint"]:
-        rows = [{name: text for name, (_, text) in cells.items()} for cells in joint_cells(entry)]
-        table.show_cells(joint_title(entry), rows, [joint_headline(entry), entry["axes"]])
-
-
 def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> None:
     """Write one dashboard and print the merged table; points of different runs are never ranked against each other.
 
