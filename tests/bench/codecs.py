@@ -30,8 +30,16 @@ LAYERS, HEADS, ROWS, D = 30, 3, 4096, 64
 BASE = "int8"
 BOTH = 5.0  # times int8 that encoding and decoding may take together
 BAR = {"int4": 4.0, "kivi2": 4.0, "kivi4": 4.0, "hadamard_int4": 4.0}
+TURNED = "every token is multiplied with a matrix on the way in and on the way out, where int8 passes over its numbers"
+PROJECTED = "the heads of a layer are multiplied with a basis on the way in and on the way out, which grows with their number"
 WHY = {
-    "xkv": "every group of layers of every prompt is decomposed: second moments of 4,096 x 576 numbers and their eigenvectors"
+    "xkv": "every group of layers of every prompt is decomposed: second moments of 4,096 x 576 numbers and their eigenvectors",
+    "kvquant": "the largest numbers of every token are selected, and every other is searched for in a codebook",
+    **dict.fromkeys(("turboquant", "turboquant_prod", "hadamard_int4", "hadamard_int8"), TURNED),
+    **dict.fromkeys(
+        ("think", "think_int8"), "the channels that stay are chosen on each prompt, and copied out and in one by one"
+    ),
+    **dict.fromkeys(("low_rank", "low_rank_heads", "low_rank_int4"), PROJECTED),
 }
 
 

@@ -9,8 +9,12 @@ TILE = 16  # rows of a product: a library sums in another order for another numb
 
 
 def tiled_product(x: Tensor, w_CR: Tensor) -> Tensor:
-    """X w, [..., C] by [C, R], a product of its own for every TILE rows, the last filled up with zeros."""
+    """X w, [..., C] by [C, R], a product of its own for every TILE rows, the last filled up with zeros.
+
+    Its memory is its own: what is stored of it must not keep the filling alive.
+    """
     rows = x.flatten(0, -2)
     tiles = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % TILE)).view(-1, TILE, w_CR.shape[0])
-    out = torch.bmm(tiles, w_CR.expand(len(tiles), -1, -1)).flatten(0, 1)[: len(rows)]
+    out = torch.bmm(tiles, w_CR.expand(len(tiles), -1, -1)).flatten(0, 1)
+    out = out if len(out) == len(rows) else out[: len(rows)].clone()
     return out.view(*x.shape[:-1], w_CR.shape[1])

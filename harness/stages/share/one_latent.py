@@ -72,13 +72,14 @@ class OneLatent(Share):
 
     def maps(self, layer: int, heads: int, d_key: int, d_value: int, device: torch.device) -> Maps:
         """How a layer's keys and values become its two parts, and the way back; made, and sent to a device, once."""
-        if (layer, device) not in self._maps:
+        asked = (layer, heads, d_key, d_value, device)
+        if asked not in self._maps:
             (turns, up), down = self._made(layer, heads, d_key, d_value)
-            self._maps[layer, device] = Maps(Bases(turns.to(device), up.to(device)), down.to(device))
-        return self._maps[layer, device]
+            self._maps[asked] = Maps(Bases(turns.to(device), up.to(device)), down.to(device))
+        return self._maps[asked]
 
     @cached_property
-    def _maps(self) -> dict[tuple[int, torch.device], Maps]:
+    def _maps(self) -> dict[tuple[int, int, int, int, torch.device], Maps]:
         return {}
 
     def _made(self, layer: int, heads: int, d_key: int, d_value: int) -> Maps:
