@@ -25,7 +25,7 @@ from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
 from harness.kv.shared.share_layout import Layout
-from harness.models import expert_tiles
+from harness.models import activations, expert_tiles
 from harness.models.placement import clock, input_device
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
@@ -47,6 +47,7 @@ class PreparedModel:
         if invariant:
             prepare(model)
             expert_tiles.prepare(model, in_tiles, TILE)
+            activations.prepare(model, in_tiles)
         self.shape = shape_of(model.config)
         numbers, n = (
             self.shape.of_model(range(len(self.shape.layers))),
