@@ -1,6 +1,6 @@
 """Makes the committed references again: runs the commands of their READMEs and copies what is committed of each run.
 
-Runs go to `results/` as always, so an interrupted rebuild goes on where it was: what is finished is not made again. Figures
+Runs go to a folder of their own in `results/`, so an interrupted rebuild goes on where it was: what is finished is not made again. Figures
 (`*.png`) are photographs of a run's `dashboard.html` in a browser and are not taken here.
 
     python results/reference/rebuild.py                    # all of them: many hours on a CPU
@@ -114,7 +114,9 @@ def rebuild(name: str) -> None:
     """Make one reference again; CalledProcessError where a command fails."""
     (HERE / name).mkdir(exist_ok=True)
     for run in ALL[name]:
-        folder = Path(_last_line(shlex.split(run.command)))
+        # A folder of runs for each reference: two that ask the same questions would share one, and its table.
+        own = [f"results_dir=results/{name}"] if run.command.startswith("harness ") else []
+        folder = Path(_last_line([*shlex.split(run.command), *own]))
         files = list(run.files)
         if run.against:
             labels = [word for label in run.against for word in ("--against", label)]

@@ -79,7 +79,12 @@ def test_a_reference_is_copied_from_the_run_that_its_command_names(
     assert {path.name: path.read_text() for path in (tmp_path / "one").iterdir()} == {
         "x_points.csv": "points.csv", "x_frontier.json": "frontier.json", "x_contrasts.csv": "against/contrasts.csv",
     }  # fmt: skip
-    assert asked[0] == ["harness", "a=b"] and asked[1][-4:] == ["--against", "full", "--against", "h2o 1"]
+    assert asked[0] == ["harness", "a=b", "results_dir=results/one"] and asked[1][-4:] == [
+        "--against",
+        "full",
+        "--against",
+        "h2o 1",
+    ]
     assert rebuild.main(["two"]) == 2
 
 
@@ -101,6 +106,9 @@ def test_the_first_look_is_what_make_run_runs(rebuild: ModuleType) -> None:
     assert stream in recipe
 
 
-def test_a_command_that_fails_ends_the_rebuild(rebuild: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_fails_ends_the_rebuild(rebuild: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = tmp_path / "results" / "reference"
+    home.mkdir(parents=True)
+    monkeypatch.setattr(rebuild, "HERE", home)
     monkeypatch.setattr(rebuild, "ALL", {"one": (rebuild.Run("harness.status /nowhere/at/all"),)})
     assert rebuild.main(["one"]) == 2
