@@ -1,7 +1,7 @@
 """Makes the committed references again: runs the commands of their READMEs and copies what is committed of each run.
 
-Runs go to a folder of their own in `results/`, so an interrupted rebuild goes on where it was: what is finished is not made again. Figures
-(`*.png`) are photographs of a run's `dashboard.html` in a browser and are not taken here.
+Runs go to folders of their own in `results/`, so an interrupted rebuild goes on where it was: what is finished is not made again.
+Figures (`*.png`) are photographs of a run's `dashboard.html` in a browser and are not taken here.
 
     python results/reference/rebuild.py                    # all of them: many hours on a CPU
     python results/reference/rebuild.py needle-smollm2     # some
