@@ -1,6 +1,6 @@
 """Makes the committed references again: runs the commands of their READMEs and copies what is committed of each run.
 
-Runs go to folders of their own in `results/`, so an interrupted rebuild goes on where it was: what is finished is not made again.
+Runs go to folders of their own in `results/`, and an interrupted rebuild goes on where it was: what is finished stays.
 Figures (`*.png`) are photographs of a run's `dashboard.html` in a browser and are not taken here.
 
     python results/reference/rebuild.py                    # all of them: many hours on a CPU
