@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from harness.models.inner_forward import inner, is_replaced, replace
 from harness.models.packed import Packed, packed
 
 TILE = 16  # rows: as many as a usual batch decodes at a time
@@ -41,11 +42,9 @@ def in_tiles() -> bool:
 def prepare(model: torch.nn.Module) -> None:
     """Let a model's linear layers run in tiles where `tiles` asks for it; elsewhere they are as they were."""
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
-    new = [module for module in linear if not hasattr(module, "tiled")]
+    new = [module for module in linear if not is_replaced(module)]
     for module, copy in zip(new, packed(new, TILE), strict=True):
-        name = "_old_forward" if hasattr(module, "_old_forward") else "forward"  # inside a device map's hook, which moves x
-        module.tiled = Tiled(getattr(module, name), copy, plain=type(module) in (torch.nn.Linear, Conv1D))
-        setattr(module, name, module.tiled.forward)
+        replace(module, Tiled(inner(module), copy, plain=type(module) in (torch.nn.Linear, Conv1D)).forward)
 
 
 class Tiled:

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from transformers.activations import ACT2CLS
 
+from harness.models.inner_forward import inner, is_replaced, replace
+
 KINDS = tuple({kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values()})
 
 
 def prepare(model: torch.nn.Module, on: Callable[[], bool]) -> None:
     """Let a model's activation functions run in one thread of a CPU while `on()`; elsewhere they are as they were."""
     for module in model.modules():
-        if isinstance(module, KINDS) and not hasattr(module, "threaded"):
-            name = "_old_forward" if hasattr(module, "_old_forward") else "forward"  # inside a device map's hook, which moves x
-            module.threaded = getattr(module, name)
-            setattr(module, name, _alone(getattr(module, name), on))
+        if isinstance(module, KINDS) and not is_replaced(module):
+            replace(module, _alone(inner(module), on))
 
 
 def _alone(plain: Callable[..., Tensor], on: Callable[[], bool]) -> Callable[..., Tensor]:

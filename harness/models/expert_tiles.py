@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
+from harness.models.inner_forward import inner, is_replaced, replace
+
 LINEAR = (torch.nn.functional.linear,)
 MATMUL = (torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm)
 OTHERS = (torch.nn.Linear, Conv1D, torch.nn.Embedding, torch.nn.modules.conv._ConvNd)  # in tiles, or products of no rows
@@ -26,10 +28,8 @@ def prepare(model: torch.nn.Module, on: Callable[[], bool], tile: int) -> None:
     for module in model.modules():
         own = any(weight.dim() > 1 for weight in module.parameters(recurse=False))
         own = own or _routes(module)  # some reach for the weight of a linear layer inside them
-        if own and not isinstance(module, OTHERS) and not hasattr(module, "untiled"):
-            name = "_old_forward" if hasattr(module, "_old_forward") else "forward"  # inside a device map's hook
-            module.untiled = getattr(module, name)
-            setattr(module, name, _tiled(module, getattr(module, name), on, tile))
+        if own and not isinstance(module, OTHERS) and not is_replaced(module):
+            replace(module, _tiled(module, inner(module), on, tile))
 
 
 def _tiled(module: torch.nn.Module, plain: Callable[..., Any], on: Callable[[], bool], tile: int) -> Callable[..., Any]:

@@ -170,7 +170,7 @@ class Layout:
         times = self.times.get(layer, 1)
         sums, queries = self.sums(stats.column_sums_HN, layer), stats.queries_QWD
         if queries is not None and layer in self.bases:
-            basis_HDD = self.bases[layer].keys.to(queries.device)
+            basis_HDD = sent(self.bases[layer].keys, queries.device)
             by_head = queries.float().unflatten(0, (len(basis_HDD), -1))  # type: ignore[no-untyped-call]
             queries = torch.einsum("hgwd,hde->hgwe", by_head, basis_HDD).flatten(0, 1).to(queries.dtype)
         return stats if times == 1 else replace(stats, column_sums_HN=sums, queries_QWD=queries)

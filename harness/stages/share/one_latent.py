@@ -13,6 +13,7 @@ from harness.errors import UserError, require
 from harness.stages.bases import principal
 from harness.stages.limits import Calibration
 from harness.stages.share.sharing import Bases, Maps, Measured, Mixed, Share, Widths
+from harness.stages.transfers import sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +73,14 @@ class OneLatent(Share):
 
     def maps(self, layer: int, heads: int, d_key: int, d_value: int, device: torch.device) -> Maps:
         """How a layer's keys and values become its two parts, and the way back; made, and sent to a device, once."""
-        asked = (layer, heads, d_key, d_value, device)
-        if asked not in self._maps:
-            (turns, up), down = self._made(layer, heads, d_key, d_value)
-            self._maps[asked] = Maps(Bases(turns.to(device), up.to(device)), down.to(device))
-        return self._maps[asked]
+        sizes = (layer, heads, d_key, d_value)
+        if sizes not in self._maps:
+            self._maps[sizes] = self._made(*sizes)
+        (turns, up), down = self._maps[sizes]
+        return Maps(Bases(sent(turns, device), sent(up, device)), sent(down, device))
 
     @cached_property
-    def _maps(self) -> dict[tuple[int, int, int, int, torch.device], Maps]:
+    def _maps(self) -> dict[tuple[int, int, int, int], Maps]:
         return {}
 
     def _made(self, layer: int, heads: int, d_key: int, d_value: int) -> Maps:
