@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
-from harness.kv.compat import forward
+from tests.support.masked_reference import next_logits
 
 NAME = "decoupled_reference"
 _CURRENT: ContextVar[Sequence[Fitted]] = ContextVar("decoupled_reference")
@@ -108,11 +108,10 @@ class DecoupledCache:
 
     def feed(self, tokens: Sequence[int]) -> Tensor:
         """Last logits [V] after new tokens."""
-        positions = torch.arange(self.seen, self.seen + len(tokens))[None]
         token = _CURRENT.set(self.fitted)
         try:
-            logits = forward(self.model, torch.tensor([list(tokens)]), positions, self.cache, torch.tensor([-1]))
+            logits = next_logits(self.model, self.cache, self.seen, tokens)
         finally:
             _CURRENT.reset(token)
         self.seen += len(tokens)
-        return logits[0, 0]
+        return logits

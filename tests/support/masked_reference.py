@@ -55,6 +55,12 @@ AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, _no_mask)
 
 
+def next_logits(model: PreTrainedModel, cache: DynamicCache, seen: int, tokens: Sequence[int]) -> Tensor:
+    """Last logits [V] after tokens that follow the `seen` ones of a stock cache."""
+    positions = torch.arange(seen, seen + len(tokens))[None]
+    return forward(model, torch.tensor([list(tokens)]), positions, cache, torch.tensor([-1]))[0, 0]
+
+
 class MaskedCache:
     """A stock cache that keeps everything, read through a mask."""
 
@@ -70,11 +76,10 @@ class MaskedCache:
 
     def feed(self, tokens: Sequence[int], kept: Kept | None) -> Tensor:
         """Last logits [V] after new tokens that read the kept tokens (None: all) and each other."""
-        positions = torch.arange(self.seen, self.seen + len(tokens))[None]
         token = _CURRENT.set((kept, self.windows))
         try:
-            logits = forward(self.model, torch.tensor([list(tokens)]), positions, self.cache, torch.tensor([-1]))
+            logits = next_logits(self.model, self.cache, self.seen, tokens)
         finally:
             _CURRENT.reset(token)
         self.seen += len(tokens)
-        return logits[0, 0]
+        return logits

@@ -17,6 +17,9 @@ from harness.models.random_model import byte_tokenizer
 from harness.records.shards import load_records
 from tests.support.tiny_models import build
 
+CELL = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[200]", "task.per_cell=1", "limit=2")
+"""Two short needles of the tiny model: for tests of what becomes of records, whatever they say."""
+
 CONF = Path(__file__).parents[2] / "conf"
 VOCABULARY = 258  # of the byte tokenizer
 

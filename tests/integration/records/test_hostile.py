@@ -21,16 +21,9 @@ from harness.evaluation.assemble import run_folder
 from harness.records.shards import read
 from tests.integration.commands.test_command import ROOT
 from tests.support import hostile, lm_eval_tasks
+from tests.support.running import CELL
 
-TINY = [
-    "model=tiny_llama",
-    "corpus=stdlib",
-    "progress=false",
-    "task.lengths=[200]",
-    "task.per_cell=1",
-    "limit=2",
-    "stacks=[int8]",
-]
+TINY = [*CELL, "stacks=[int8]"]
 
 
 @pytest.fixture(autouse=True)

@@ -14,17 +14,10 @@ from harness.command import execute
 from harness.records.shards import load_records
 from harness.verify import verify
 from tests.integration.commands.test_command import harness
+from tests.support.running import CELL
 
 pytestmark = pytest.mark.usefixtures("composing")
-CHEAP = [
-    "model=tiny_llama",
-    "corpus=stdlib",
-    "progress=false",
-    "task.lengths=[200]",
-    "task.per_cell=1",
-    "limit=2",
-    "results_dir=results",
-]
+CHEAP = [*CELL, "results_dir=results"]
 RECORDS = 2 * 2
 STAND = f"{RECORDS} could not be made again: the older records count"
 
