@@ -21,10 +21,16 @@ OLDEST = version("transformers").startswith("5.2.")
 LACKS = ("transformers ", "this version of transformers ")  # how the reasons of such skips begin
 
 
-def pytest_collection_finish() -> None:
-    """What importing has made stays: the collector need not walk through its half a million objects again and again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What importing makes stays: the collector need not walk through its half a million objects again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
