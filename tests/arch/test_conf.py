@@ -11,7 +11,7 @@ import pytest
 from harness.configure.arms import FULL, Arm, arms_of
 from harness.stages.stack import Stack
 
-pytestmark = pytest.mark.usefixtures("composing")
+pytestmark = pytest.mark.usefixtures("composing", "composed_once")
 CONF = Path(__file__).parents[2] / "conf"
 
 
