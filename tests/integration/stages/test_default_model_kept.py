@@ -36,7 +36,7 @@ STEP_BUDGET = 60
 def prose() -> list[int]:
     """The first tokens of Genesis."""
     corpus = instantiate(OmegaConf.load(conf_tree.CONF / "corpus" / "kjv.yaml"))
-    return list(load(configured("smollm2")).tokens.encode(corpus.documents()[0][:6000]))
+    return list(load(configured("smollm2"), "kv_harness").tokens.encode(corpus.documents()[0][:6000]))
 
 
 @lru_cache
