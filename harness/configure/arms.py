@@ -88,9 +88,10 @@ def stack_arms(name: str, changes: Sequence[str]) -> list[Arm]:
     Raises:
         UserError: as `arms_of`.
     """
-    base = _checked(name, changes)
+    composed = compose_stack(name, changes)
+    base = _checked(name, changes, composed[1])
     found = points(base, changes)
-    called = label(name, changes, found) if changes else name
+    called = label(name, changes, found, composed) if changes else name
     return [_used(_arm(base, name, called, point), [name, *changes]) for point in found]
 
 
@@ -152,9 +153,9 @@ def _used(arm: Arm, asked: Sequence[str]) -> Arm:
     return replace(arm, config=config, stack=stack, spellings=(" ".join([*asked, *point]),))
 
 
-def _checked(name: str, changes: Sequence[str]) -> DictConfig:
+def _checked(name: str, changes: Sequence[str], resolved: dict[str, Any]) -> DictConfig:
     """A stack's resolved configuration; a change of its name, or one that it drops, is refused."""
-    stack: DictConfig = OmegaConf.create(escaped(compose_stack(name, changes)[1]))
+    stack: DictConfig = OmegaConf.create(escaped(resolved))
     renamed = next((change for change in changes if key_of(change) == "compress.name"), None)
     require(renamed is None, "compress.name", renamed, "a changed stack is called by its changes, a YAML by its file")
     for change in changes:  # a part for a slot that the stack's own file empties again would be lost
