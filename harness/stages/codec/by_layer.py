@@ -33,7 +33,7 @@ class ByLayer(Codec):
     attention output when only their keys (or only their values) are stored by the cheaper codec, on calibration text.
     A variant: KVTuner's candidates are pairs of key and value bits of 8, 4 and 2. Of each layer it keeps those that no other
     pair beats in both bits and error, groups layers that keep the same pairs with like errors, and searches a pair for each
-    group by the scores of a task. Here keys and values are ranked apart, two widths are used, no task is run, and a mean is met.
+    group by the scores of a task. Here keys and values are ranked apart, two widths are used, no task is run, a mean is met.
 
     Storages are those of the chosen codecs: layers with other codecs are other tensors. A store always holds one of `codecs`;
     asked by itself this codec answers as the one with the most bits.
