@@ -31,6 +31,7 @@ BASE = "int8"
 BOTH = 5.0  # times int8 that encoding and decoding may take together
 BAR = {"int4": 4.0, "kivi2": 4.0, "kivi4": 4.0, "hadamard_int4": 4.0}
 TURNED = "every token is multiplied with a matrix on the way in and on the way out, where int8 passes over its numbers"
+FLOATS = "torch turns numbers into 8-bit floats one after the other on a CPU, where integers are rounded side by side"
 PROJECTED = "the heads of a layer are multiplied with a basis on the way in and on the way out, which grows with their number"
 WHY = {
     "xkv": "every group of layers of every prompt is decomposed: second moments of 4,096 x 576 numbers and their eigenvectors",
@@ -40,6 +41,8 @@ WHY = {
         ("think", "think_int8"), "the channels that stay are chosen on each prompt, and copied out and in one by one"
     ),
     **dict.fromkeys(("low_rank", "low_rank_heads", "low_rank_int4"), PROJECTED),
+    **dict.fromkeys(("fp8_e4m3", "fp8_e4m3_static", "fp8_e4m3_unit", "fp8_e5m2", "fp8_e5m2_unit", "mxfp8"), FLOATS),
+    **dict.fromkeys(("mxfp4", "nvfp4"), "every few channels have a scale, and every number is compared with seven cuts"),
 }
 
 
