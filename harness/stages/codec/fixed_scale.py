@@ -32,7 +32,7 @@ class FixedScale(ConstantScale):
         n, shared, parts = int(x_HND.shape[1]), self.shared(), list[Encoded]()
         for some in head_blocks(x_HND):
             x = x_HND[some].float()
-            codes, clipped = self.to_codes(x.div_(shared["scale"][some, None]) if shared else x)
+            codes, clipped = self.to_codes(x / shared["scale"][some, None] if shared else x)
             parts.append(Encoded({"codes": codes}, {}, n, clipped=clipped))
         return replace(Encoded.stack(parts), shared=shared)
 
