@@ -139,8 +139,8 @@ def _compared(part: Mapping[str, Any], unit: str) -> str:
 
 def _beside_full(part: Mapping[str, Any], unit: str) -> str:
     """A difference to the full cache and its interval, in the member's unit."""
-    known = (math.nan if part[name] is None else float(part[name]) for name in ("difference", "low", "high"))
-    return Difference(*known, unit == NATS).text + (" nats" if unit == NATS else "")
+    value, low, high = (math.nan if part[name] is None else float(part[name]) for name in ("difference", "low", "high"))
+    return Difference(value, low, high, unit == NATS).text + (" nats" if unit == NATS else "")
 
 
 def _equal(row: pd.Series[Any], compared: int) -> str:

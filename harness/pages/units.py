@@ -75,4 +75,5 @@ def difference(row: Mapping[Any, Any], value: str = "diff_to_full") -> Differenc
     """The difference that a row of points (or of contrasts: `value` is then diff_to_against) is judged by."""
     in_nats = math.isfinite(row["nll_diff"]) and math.isfinite(row[value])
     names = ("nll_diff", "nll_diff_lo", "nll_diff_hi") if in_nats else (value, "diff_lo", "diff_hi")
-    return Difference(*(float(row[name]) for name in names), in_nats)
+    found, low, high = (float(row[name]) for name in names)
+    return Difference(found, low, high, in_nats)
