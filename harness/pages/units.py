@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from harness.analysis.points import Row
 
 _IEC = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -71,7 +72,7 @@ class Difference(NamedTuple):
         return f"{signed_small(self.value)} [{signed_small(self.low)}, {signed_small(self.high)}]"
 
 
-def difference(row: Mapping[Any, Any], value: str = "diff_to_full") -> Difference:
+def difference(row: Row, value: str = "diff_to_full") -> Difference:
     """The difference that a row of points (or of contrasts: `value` is then diff_to_against) is judged by."""
     in_nats = math.isfinite(row["nll_diff"]) and math.isfinite(row[value])
     names = ("nll_diff", "nll_diff_lo", "nll_diff_hi") if in_nats else (value, "diff_lo", "diff_hi")
