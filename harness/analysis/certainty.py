@@ -50,11 +50,12 @@ def detectable(points: pd.DataFrame) -> pd.Series[float]:
     """The smallest loss against the full cache that each point's sample could have shown.
 
     For right and wrong answers: the fewest lost of so many documents, none won, whose interval (Newcombe) excludes 0,
-    as a share. For other scores: the half-width of the paired interval. Missing where there is no comparison.
+    as a share. For other scores: the half-width of the paired interval, in nats for perplexities. Missing where there is no
+    comparison.
     """
     shares = {n: _least_lost(n) / n for n in {int(n) for n in points["n_documents"]} if n}
     answers = points["mcnemar_p"].notna()
-    half = (points["diff_hi"] - points["diff_lo"]) / 2
+    half = (points["nll_diff_hi"] - points["nll_diff_lo"]).fillna(points["diff_hi"] - points["diff_lo"]) / 2
     found = points["n_documents"].map(shares).where(answers, half)
     return found.where(np.isfinite(points["diff_to_full"])).astype("float64")
 

@@ -169,7 +169,9 @@ def _arm(base: DictConfig, name: str, called: str, point: Point) -> Arm:
     config = base.copy()
     for key, value in point.items():
         if OmegaConf.select(config, key, default=Ellipsis) is Ellipsis:
-            raise UserError(f"stack {name!r} has no key {key!r}, which its point {point} sets")
+            raise UserError(
+                f"stack {name!r}: point {key}={value!r} is not possible: {_keys_at(config, key)}, or set compress.points"
+            )
         OmegaConf.update(config, key, escaped(value))
     resolved: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     resolved = {k: v for k, v in resolved.items() if k not in ("name", "points")}
@@ -181,6 +183,18 @@ def _arm(base: DictConfig, name: str, called: str, point: Point) -> Arm:
         called = stack.describe()
     check_label(called, stack)
     return Arm(called, dict(point), resolved, stack)
+
+
+def _keys_at(config: DictConfig, key: str) -> str:
+    """What there is of a dotted key that is not there, and which keys that has."""
+    parts = key.split(".")
+    known = next(
+        n for n in range(len(parts) - 1, -1, -1) if n == 0 or OmegaConf.select(config, ".".join(parts[:n])) is not None
+    )
+    place = ".".join(parts[:known])
+    found = OmegaConf.select(config, place) if place else config
+    keys = [str(one) for one in found if not str(one).startswith("_")] if OmegaConf.is_dict(found) else []
+    return f"{place or 'the stack'} has {', '.join(keys) or 'no keys'}"
 
 
 def reads_full(label: str) -> bool:

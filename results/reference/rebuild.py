@@ -50,9 +50,9 @@ CHUNKED = (
 BUDGETS = ("streaming 0.1", "streaming 0.2", "streaming 0.5")
 PAIRS = ("k2v4", "k2token")
 CODEBOOKS = (
-    *(f"hadamard_int4 bits={bits} bits={bits} residual=0 residual=0" for bits in (2, 3, 4)),
-    *(f"kvquant, exact values, keys calibration tokens 2048, keys after RoPE at bits={bits}" for bits in (2, 3)),
-    *(f"kvquant, exact keys, values calibration tokens 2048, keys after RoPE at bits={bits}" for bits in (2, 3)),
+    *(f"hadamard_int4 bits={bits} residual=0" for bits in (2, 3, 4)),
+    *(f"kvquant, exact values, keys calibration tokens 2048, keys after RoPE at keys bits={bits}" for bits in (2, 3)),
+    *(f"kvquant, exact keys, values calibration tokens 2048, keys after RoPE at values bits={bits}" for bits in (2, 3)),
 )
 LONG = ("window 256 tokens", "streaming 256 tokens")
 FEWER = ("int4", "int3", "kivi4", "kivi2", "h2o 0.5", "snapkv 0.5")

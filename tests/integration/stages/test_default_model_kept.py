@@ -126,7 +126,7 @@ def test_budgets_of_the_default_model_are_exact() -> None:
     for name, row in rows.items():
         held = row.held()
         assert sum(n for layer in held for n in layer) == 90 * BUDGET, name
-        assert (len({tuple(layer) for layer in held}) > 1) == (name in ("pyramidkv", "entropy", "adakv")), name
+        assert (len({tuple(layer) for layer in held}) > 1) == (name in ("pyramidkv", "entropy", "adakv", "d2o")), name
     assert all(sum(layer) == 3 * BUDGET for layer in rows["adakv"].held())
 
 
