@@ -2,7 +2,16 @@
 const NARROW = matchMedia('(max-width: 700px)');
 const PANEL = 300, BETWEEN = 128; // pixels of a panel, and of the axis and the title between two
 const TOOLS = 110; // pixels for the buttons above a legend and for its rows
+const LINE = 46; // characters of a line there
 const wide = {}; // by figure: what of its layout is changed, as it was
+// a title in lines that a narrow window has room for, in a wide one as it is
+function lined(text) {
+  if (!NARROW.matches) return text.replaceAll('<br>', ' ');
+  return text.replaceAll('<br>', ' ').split(' ').reduce((lines, word) => {
+    if (lines.length && `${lines.at(-1)} ${word}`.replace(/<[^>]*>/g, '').length <= LINE) lines[lines.length - 1] += ` ${word}`; else lines.push(word);
+    return lines;
+  }, []).join('<br>');
+}
 function panelAxes(layout) {
   return Object.keys(layout).filter(key => /^xaxis[0-9]*$/.test(key)).sort((a, b) => (+a.slice(5) || 1) - (+b.slice(5) || 1))
     .map(key => [layout[key], layout['yaxis' + key.slice(5)]]);
@@ -20,13 +29,14 @@ function restore(layout, was) {
     const [across, along, ticks, title] = axes[i];
     x.domain = across; y.domain = along; y.showticklabels = ticks;
     if (title === undefined) delete y.title; else y.title = {...title, text: y.title?.text ?? title.text};
+    if (x.title?.text) x.title = {...x.title, text: lined(x.title.text)};
   });
   retitle(layout, titles);
 }
 // the titles of the panels take these places; their texts stay what a selector has made of them
 function retitle(layout, titles) {
   const now = (layout.annotations ?? []).filter(note => note.name !== 'spot');
-  if (now.length) layout.annotations = now.map((note, i) => ({...note, ...titles[i], text: note.text.replace(':<br>', ': ')}));
+  if (now.length) layout.annotations = now.map((note, i) => ({...note, ...titles[i], text: lined(note.text)}));
 }
 function stack(layout) {
   const axes = panelAxes(layout), n = axes.length, inner = n * PANEL + (n - 1) * BETWEEN, step = (PANEL + BETWEEN) / inner;
@@ -34,9 +44,10 @@ function stack(layout) {
     const top = 1 - i * step;
     x.domain = [0, 1]; y.domain = [Math.max(top - PANEL / inner, 0), top]; y.showticklabels = true;
     if (!y.title?.text && axes[0][1].title) y.title = structuredClone(axes[0][1].title);
+    if (x.title?.text) x.title = {...x.title, text: lined(x.title.text)};
   });
-  layout.annotations = (layout.annotations ?? []).filter(note => note.name !== 'spot').map((note, i) => ({...note,
-    x: 0.5, y: 1 - i * step, text: note.text.replace(': ', ':<br>'), font: {...note.font, size: 13}}));
+  if (layout.annotations) layout.annotations = layout.annotations.filter(note => note.name !== 'spot').map((note, i) => ({...note,
+    x: 0.5, y: 1 - i * step, text: lined(note.text), font: {...note.font, size: 13}}));
   return inner;
 }
 // a layout for the window as it is: in place, before the figure is drawn
@@ -54,12 +65,12 @@ function fold(plot, data, layout) {
     layout.legend = {...layout.legend, y: 1 - 36 / layout.height};
     return;
   }
-  const several = panelAxes(layout).length > 1, inner = several ? stack(layout) : layout.height - layout.margin.t - layout.margin.b;
-  layout.margin.t = several ? 76 : 52;
+  const inner = stack(layout);
+  layout.margin.t = layout.annotations?.length ? 76 : 44;
   const names = data.filter(trace => trace.showlegend !== false && trace.visible !== false && trace.type !== 'heatmap').map(trace => trace.name ?? '');
-  const longest = Math.max(0, ...names.map(name => name.length)), row = Math.max(1, Math.floor((plot.clientWidth - 62) / (52 + 7 * longest)));
-  const below = names.length ? Math.min(Math.ceil(names.length / row), 14) * 21 + 12 : 0;
-  layout.margin.b += below;
+  const widths = names.reduce((sum, name) => sum + 50 + 6.6 * name.length, 0), rows = Math.ceil(1.15 * widths / (plot.clientWidth - 62));
+  const below = names.length ? Math.min(rows, 14) * 21 + 16 : 0;
+  layout.margin.b += below + 16;
   layout.height = inner + layout.margin.t + layout.margin.b;
   if (below) layout.legend = {...layout.legend, orientation: 'h', x: 0, xanchor: 'left', y: 0, yref: 'container', yanchor: 'bottom'};
 }

@@ -6,10 +6,10 @@ function saidOf(plot) {
   return [title, words(section, 'p')];
 }
 function takeImage(plot, format) {
-  const [title, below] = saidOf(plot), layout = structuredClone(plot.layout), room = below ? 66 : 44;
+  const [title, below] = saidOf(plot), layout = structuredClone(plot.layout), room = below ? 58 : 40;
   const height = plot._fullLayout.height + room;
   layout.title = {text: `<b>${title}</b>${below ? `<br><span style="font-size:13px">${below}</span>` : ''}`, font: {size: 17, color: hue(INK, painted)},
-    x: 0, xref: 'container', xanchor: 'left', y: 1, yref: 'container', yanchor: 'top', pad: {l: 16, t: 14}};
+    x: 0, xref: 'container', xanchor: 'left', y: 1, yref: 'container', yanchor: 'top', pad: {l: 16, t: 24}};
   layout.margin = {...layout.margin, t: layout.margin.t + room};
   Object.assign(layout, {height, width: plot._fullLayout.width, autosize: false});
   if (layout.legend?.yref === 'container' && layout.legend.yanchor === 'top') layout.legend.y = 1 - (room + 6) / height;

@@ -43,7 +43,7 @@ function roomFor(spot, width, panel, boxes, down) {
   for (const gap of [8, 18, 32, 48]) for (const [across, along] of sides) {
     const left = spot.left + across * (width / 2 + gap), top = spot.top + (down ? -along : along) * (8 + gap);
     const box = [left - width / 2, top - 8, left + width / 2, top + 8];
-    if (box[0] < x._offset - 2 || box[2] > x._offset + x._length + 8 || box[1] < y._offset - 6 || box[3] > y._offset + y._length) continue;
+    if (box[0] < x._offset - 2 || box[2] > x._offset + x._length + 2 || box[1] < y._offset - 6 || box[3] > y._offset + y._length) continue;
     const met = boxes.filter(other => meets(box, other)).length;
     if (!best || met < best.met) best = {left, top, box, met, far: gap > 20};
     if (!met) return best;
@@ -97,7 +97,7 @@ function choose(plot, event) {
   pick(id, plot);
 }
 function offer(ids, {clientX = 0, clientY = 0}, plot) {
-  closeList();
+  closeList(); Plotly.Fx.unhover(plot);
   const {label, score, bytes} = store.points, box = make('div', {id: 'pile', role: 'dialog', 'aria-label': 'points in one place'});
   box.append(make('p', {class: 'quiet small'}, `${ids.length} points lie here`));
   for (const id of ids.sort((a, b) => bytes[a] - bytes[b] || a - b)) {

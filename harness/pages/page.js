@@ -103,7 +103,7 @@ const actions = {
   unit(plot, unit) {
     plot.dataset.unit = unit;
     for (const axis of axesOf(plot, 'x')) Object.assign(plot.layout[axis], {autorange: true,
-      title: {...plot.layout[axis].title, text: store.titles[plot.id][unit]}});
+      title: {...plot.layout[axis].title, text: lined(store.titles[plot.id][unit])}});
     sieve(plot, plot.data);
     return Plotly.redraw(plot);
   },
