@@ -15,7 +15,7 @@ from tests.support.driver import choose, find, point, press, value, wait
 pytestmark = pytest.mark.browser
 
 PLOT = "document.getElementById('s0-frontier')"
-BOXES = f"""(() => [...{PLOT}.querySelectorAll('.annotation-text-g')].map(one => {{
+BOXES = f"""(() => [...{PLOT}.querySelectorAll('.names span')].map(one => {{
   const {{left, top, right, bottom}} = one.getBoundingClientRect(); return [one.textContent, left, top, right, bottom]; }}))()"""
 
 
@@ -41,7 +41,7 @@ def test_the_frontier_is_named_in_the_figure_and_no_name_covers_another(driver: 
     texts = [box[0] for box in boxes]
     assert texts.count("full") == 2, "in both modes"
     front = set(value(driver, f"{PLOT}.data.flatMap(t => Object.values(t.meta?.labels ?? {{}}))"))
-    named = {re.sub(r" [+]\d+$", "", text) for text in texts if not re.search(r"^\d+ points$|^query-", text)}
+    named = {re.sub(r" [+]\d+$", "", text) for text in texts if not re.search(r"^\d+ points$", text)}
     assert len(named) > 2 and named <= front
     assert overlapping(boxes) == []
 
