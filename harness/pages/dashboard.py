@@ -23,13 +23,14 @@ from harness.pages import cards
 from harness.pages import facts as html
 from harness.pages.cards import Page, Panel
 from harness.pages.frame import render
-from harness.pages.hover import hover
+from harness.pages.hover import about, hover, is_stream
 from harness.pages.looks import looks
 from harness.pages.markup import as_markup, markup, one_line
 from harness.records.atomic import replace
 
 TITLE = "What each byte of KV cache buys"
-_NUMBERS = {"score": "score", "low": "score_lo", "high": "score_hi", "bytes": "bytes_context", "full": "bytes_full"}
+_SIZES = {"bytes": "bytes_context", "full": "bytes_full", "peak": "bytes_peak_prefill"}
+_NUMBERS = {"score": "score", "low": "score_lo", "high": "score_hi", **_SIZES}
 _ALONE = ("stacks", "redo", "progress")  # overrides of a run that a command for one of its points does not repeat
 
 
@@ -57,7 +58,8 @@ def write(found: Findings, path: Path, manifests: Mapping[str, Mapping[str, Any]
     )
     parts = ranked.groupby(["model", "task"], sort=False)
     sections = [_section(page, f"s{i}", _shortly(section)) for i, (_, section) in enumerate(parts)]
-    joint = [cards.joint_card(page, f"j{i}", _as_markup(entry)) for i, entry in enumerate(found.frontier["joint"])]
+    entries = list(map(_as_markup, found.frontier["joint"]))
+    joint = [cards.joint_card(page, f"j{i}", entry, _places(entry, ranked)) for i, entry in enumerate(entries)]
     sides = [cards.sides_card()] if ranked.groupby(list(GROUP)).ngroups > 1 else []
     page.content.update(_explored(found, ranked["about"].tolist(), manifests or {}))
     body = _header(ranked) + html.not_discriminative(ranked) + "".join([*joint, *sections, *sides])
@@ -87,9 +89,18 @@ def drawable(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_hover(points: pd.DataFrame) -> pd.DataFrame:
-    """The points as markup with `about`, what they say on hover, and `id`, their place in the table."""
+    """The points as markup with `hover` and `about`, what they say of themselves, and `id`, their place in the table."""
     ranked = as_markup(points)
-    return ranked.assign(about=[hover(row) for row in rows_of(ranked)], id=range(len(ranked)))
+    rows = rows_of(ranked)
+    return ranked.assign(hover=list(map(hover, rows)), about=list(map(about, rows)), id=range(len(ranked)))
+
+
+def _places(entry: Mapping[str, Any], ranked: pd.DataFrame) -> dict[str, list[int]]:
+    """By label, the points of the page that one of a joint frontier stands for; streams stand beside either mode."""
+    common, member = ("model", "task") if entry["over"] == "tasks" else ("task", "model")
+    asked = (ranked["query_aware"] == entry["query_aware"]) | ranked["chunk"].notna()
+    own = ranked[asked & (ranked[common] == entry[common]) & ranked[member].isin(entry["members"])]
+    return {str(label): part["id"].tolist() for label, part in own.groupby("label", sort=False)}
 
 
 def _shortly(section: pd.DataFrame) -> pd.DataFrame:
@@ -158,6 +169,7 @@ def _explored(found: Findings, about: list[str], manifests: Mapping[str, Mapping
         "about": about,
         **{name: [row[column] for row in rows] for name, column in _NUMBERS.items()},
         "panel": _indexed(panels)["of"],
+        "unranked": [i for i, row in enumerate(rows) if pd.notna(row["left_out"])],
         **{name: _indexed(part[i] for part in parts) for i, name in enumerate(("run", "stack", "point"))},
     }
     known = [
@@ -165,6 +177,8 @@ def _explored(found: Findings, about: list[str], manifests: Mapping[str, Mapping
             "title": " · ".join(map(one_line, (panel[1], panel[2], panel[3], panel[0]))),
             "section": f"s{sections.index((panel[1], panel[2]))}",
             "metric": one_line(first[panel]["metric"]),
+            **dict(zip(("model", "task", "mode"), map(one_line, panel[1:]), strict=True)),
+            "stream": is_stream(first[panel]),
             "higher": bool(first[panel]["higher_is_better"]),
         }
         for panel in dict.fromkeys(panels)

@@ -62,6 +62,13 @@ def _of_smaller(smaller: pd.DataFrame) -> str:
     return "No smaller cache could be compared with the full one"
 
 
+def named(panel: pd.DataFrame) -> str | None:
+    """The label of the smaller cache that the headline of a panel is about, None where it names none."""
+    said, smaller = headline(panel), panel[(panel["stack"] != BASE) & (panel["ratio"] < 1) & panel["left_out"].isna()]
+    found = [label for label in smaller["label"] if label in said]
+    return max(found, key=len) if found else None
+
+
 def joint_headline(entry: Mapping[str, Any]) -> str:
     """What a joint frontier shows of caches smaller than the full one; a mean over tasks or models has no interval."""
     smaller = [point for point in entry["points"] if point["ratio"] < 1]

@@ -1,4 +1,7 @@
-"""What a point says of itself on hover; it takes one row of a ranked table of markup and returns a few lines of HTML."""
+"""What a point says of itself: four lines on hover, and all that is known of it for the panel of details.
+
+Both take one row of a ranked table of markup and return lines of HTML.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,20 @@ from harness.analysis.points import Row
 from harness.pages.glossary import judged
 from harness.pages.markup import markup
 from harness.pages.table import problems
-from harness.pages.units import difference, iec, interval_text, score_text, share_text, small
+from harness.pages.units import difference, iec, interval_text, score_text, share_text, signed, small
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
 
 
 def hover(row: Row) -> str:
-    """Name, score, difference, bytes with their parts, budget, status and the full configuration of one point."""
-    lines = [f"<b>{row['label']}</b>  ·  {mode(row)}", _score(row), *_difference(row), *_bytes(row)]
-    lines += [*_fidelity(row), _budget(row), _status(row)]
+    """Name, score, bytes and verdict of one point, a line each."""
+    return "<br>".join(_short(row))
+
+
+def about(row: Row) -> str:
+    """What `hover` says, then tests, bytes by part, fidelity, budget, status and the full configuration of one point."""
+    lines = [*_short(row), *_tests(row), *_bytes(row), *_fidelity(row), _budget(row), _status(row)]
     config = "  ".join(f"{key}={value}" for key, value in flat(json.loads(row["stack_config"])))
     lines += [f"<i>{markup(line)}</i>" for line in textwrap.wrap(config, _WRAP)]
     return "<br>".join(lines)
@@ -37,12 +44,21 @@ def is_stream(row: Row) -> bool:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and values of a nested configuration; classes by their last name, empty parts left out."""
+    """Dotted keys and values of a nested configuration, empty parts left out.
+
+    A part is called by its own key and the last name of its class, `keys=IntGroups`; the class of the whole is left out.
+    """
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
+        elif key == "_target_":
+            yield from [(prefix[:-1], str(value).rsplit(".", 1)[-1])] if prefix else []
         elif value is not None:
-            yield f"{prefix}{key}", str(value).rsplit(".", 1)[-1] if key == "_target_" else str(value)
+            yield f"{prefix}{key}", str(value)
+
+
+def _short(row: Row) -> list[str]:
+    return [f"<b>{row['label']}</b>  ·  {mode(row)}", _score(row), _size(row), _verdict(row)]
 
 
 def _score(row: Row) -> str:
@@ -50,35 +66,49 @@ def _score(row: Row) -> str:
     return f"{text}  ·  n {row['n']}"
 
 
-def _difference(row: Row) -> list[str]:
+def _size(row: Row) -> str:
+    mean = "time mean KV" if is_stream(row) else "KV"
+    text = f"{mean} <b>{iec(row['bytes_context'])}</b>  ·  {share_text(row['ratio'])} of full ({iec(row['bytes_full'])})"
+    stored = "  ·  simulated" if row["storage"] == "simulated" else ""
+    peak = f"  ·  prefill peaks at {iec(row['bytes_peak_prefill'])}" if row["peak_exceeds_full"] else ""
+    return f"{text}{stored}{peak}"
+
+
+def _verdict(row: Row) -> str:
     if row["stack"] == BASE:
-        return []
+        return "the full cache itself"
     if not math.isfinite(row["diff_to_full"]):
-        return [f"vs full: none, {row['diff_reason']}"]
+        return f"vs full: none, {row['diff_reason']}"
     found = difference(row)
     unit = (" nats a token" if is_stream(row) else f" in log {row['metric']}") if found.in_nats else ""
-    text = f"vs full {found.text}{unit} paired"
-    test = f"  ·  McNemar p {row['mcnemar_p']:.2g}" if math.isfinite(row["mcnemar_p"]) else ""
-    least = row.get("detectable", math.nan)
-    seen = f"  ·  could see {small(least)}{' nats' if found.in_nats else ''}" if math.isfinite(least) else ""
-    return [f"{text}{test}{_holm(row)}  ·  {judged(row)}{seen}"]
+    return f"vs full {found.text}{unit} paired  ·  {judged(row)}"
 
 
-def _holm(row: Row) -> str:
-    adjusted = row.get("holm_p", math.nan)
-    return f"  ·  among all points p {adjusted:.2g} (Holm)" if math.isfinite(adjusted) else ""
+def _tests(row: Row) -> list[str]:
+    """What else is known of the difference: of a perplexity its own unit, its tests, and what the sample could have shown."""
+    if row["stack"] == BASE:
+        return []
+    in_nats, found = difference(row).in_nats, []
+    if in_nats:
+        found.append(
+            f"vs full {signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])} of {row['metric']}"
+        )
+    known = (
+        ("McNemar p", row["mcnemar_p"], ""),
+        ("among all points p", row.get("holm_p", math.nan), " (Holm)"),
+        ("could see", row.get("detectable", math.nan), " nats" if in_nats else ""),
+    )
+    found += [f"{name} {small(value)}{more}" for name, value, more in known if math.isfinite(value)]
+    return ["  ·  ".join(found)] if found else []
 
 
 def _bytes(row: Row) -> list[str]:
-    total = f"KV <b>{iec(row['bytes_context'])}</b>  ·  {share_text(row['ratio'])} of full ({iec(row['bytes_full'])})"
     parts = " + ".join(f"{kind} {iec(row[f'allocated_{kind}'])}" for kind in BYTE_KINDS if row[f"allocated_{kind}"] > 0)
     over = "  <b>(above the full cache)</b>" if row["peak_exceeds_full"] else ""
     peak = f"highest peak {iec(row['bytes_peak'])}  ·  in prefill {iec(row['bytes_peak_prefill'])}{over}"
-    stream = is_stream(row)
-    mean, then, end = ("time mean ", ", at the end", "stream") if stream else ("", "", "answer")
+    then, end = (", at the end", "stream") if is_stream(row) else ("", "answer")
     return [
-        f"{mean}{total}  ·  {row['storage']}",
-        f"allocated{then}: {parts or '–'}  ·  logical {iec(row['bytes_logical'])}",
+        f"allocated{then}: {parts or '–'}  ·  logical {iec(row['bytes_logical'])}  ·  {row['storage']}",
         f"end of {end} {iec(row['bytes_final'])}  ·  {peak}",
     ]
 
@@ -101,7 +131,8 @@ def _budget(row: Row) -> str:
     kept = f"kept {row['tokens_kept']:.0f} of {row['tokens_seen']:.0f} tokens" if row["n"] else "kept –"
     bits = f"  ·  {row['effective_bits']:.2f} bits a kept value" if math.isfinite(row["effective_bits"]) else ""
     chunk = f" (chunks of {row['chunk']:.0f})" if is_stream(row) else ""
-    return f"budget {named}  ·  {kept}{bits}  ·  phase {row['phase']}{chunk}, positions {row['positions']}"
+    phase = "" if row["stack"] == BASE else f"  ·  phase {row['phase']}"
+    return f"budget {named}  ·  {kept}{bits}{phase}{chunk}  ·  positions {row['positions']}"
 
 
 def _status(row: Row) -> str:

@@ -9,8 +9,12 @@ function cell(number) {
 function fillTable(id, rows) {
   const ids = store.rows?.[id];
   document.getElementById(id).tBodies[0].innerHTML = rows.map(([kind, ...cells], i) =>
-    `<tr class="${store.cells[kind]}"${ids ? ` data-id=${ids[i]} tabindex=${i ? -1 : 0}` : ''}>${cells.map(cell).join('')}</tr>`).join('');
+    `<tr class="${store.cells[kind]}"${ids ? ` data-id="${[ids[i]].flat().join(' ')}" tabindex=${i ? -1 : 0}` : ''}>${
+      cells.map(cell).join('')}</tr>`).join('');
 }
+// the points that a row stands for: one, or those of several tasks or models together
+function idsOf(row) { return row.dataset.id.split(' ').map(Number); }
+function firstOf(row) { const ids = idsOf(row); return ids.find(isOn) ?? ids[0]; }
 // a verdict says on hover what the glossary of the page says of it
 function explain() {
   const known = new Map([...document.querySelectorAll('#labels tbody tr')].map(row => [row.cells[1].textContent,
@@ -36,7 +40,7 @@ function sortBy(button) {
 function sift(table) {
   const wanted = (document.querySelector(`[data-search="${table.id}"]`)?.value ?? '').trim().toLowerCase();
   for (const row of table.tBodies[0].rows) {
-    const passes = !('id' in row.dataset) || isOn(+row.dataset.id);
+    const passes = !('id' in row.dataset) || idsOf(row).some(isOn);
     row.hidden = !(passes && (!wanted || [...row.cells].some(cell => cell.textContent.toLowerCase().includes(wanted))));
   }
   const shown = shownRows(table);
@@ -83,7 +87,7 @@ function walkRows(event) {
   const rows = shownRows(row.closest('table')), i = rows.indexOf(row);
   const to = {ArrowDown: i + 1, ArrowUp: i - 1, Home: 0, End: rows.length - 1}[event.key];
   if (to !== undefined) { event.preventDefault(); if (rows[to]) focusRow(rows[to]); }
-  if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); pick(+row.dataset.id, row, true); }
+  if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); pick(firstOf(row), row, true); }
 }
 function wireTables() {
   explain();
@@ -92,7 +96,7 @@ function wireTables() {
     body.addEventListener('keydown', walkRows);
     body.addEventListener('click', event => {
       const row = event.target.closest('tr[data-id]');
-      if (row && !getSelection().toString()) { focusRow(row); pick(+row.dataset.id, row); }
+      if (row && !getSelection().toString()) { focusRow(row); pick(firstOf(row), row); }
     });
   }
   for (const input of document.querySelectorAll('[data-search]'))
