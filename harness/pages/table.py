@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.frontier import GROUP
-from harness.analysis.intervals import EQUAL, TOO_FEW
+from harness.analysis.intervals import TOO_FEW
 from harness.analysis.labels import mode
 from harness.analysis.point_row import BASE, RUN_GROUP
 from harness.analysis.points import Row, rows_of
@@ -26,6 +26,8 @@ from harness.citations.bibliography import Entry
 from harness.pages import glossary
 from harness.pages.markup import one_line
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
+from harness.pages.words.remarks import above_full, remarks
+from harness.pages.words.verdicts import compared
 
 WIDTH = 120
 _NAMED = 8  # points that a note names
@@ -104,7 +106,9 @@ def _seeds(group: pd.DataFrame) -> str:
 
 
 def _empty(title: str) -> Table:
-    table = Table(title=_plain(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD)
+    table = Table(
+        title=_plain(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column("stack", overflow="fold", min_width=12)
     return table
 
@@ -156,13 +160,13 @@ def _notes(group: pd.DataFrame) -> list[str]:
             notes[note].append(row["label"])
         for problem in problems(row):
             notes[problem].append(row["label"])
-    return lines + [f"{_names(labels)}: {note}" for note, labels in notes.items()]
+    return lines + above_full(group) + [f"{_names(labels)}: {note}" for note, labels in notes.items()]
 
 
 def _met(group: pd.DataFrame) -> Iterator[glossary.Entry]:
     """The entries of the labels that the table prints."""
     yield glossary.FLAGS["frontier"]
-    met = set(group.loc[group["stack"] != BASE, "vs_full"])
+    met = {compared(row).key for row in rows_of(group[group["stack"] != BASE])}
     yield from (entry for name, entry in glossary.VERDICTS.items() if name in met)
     if any(map(glossary.unheld, rows_of(group))):
         yield glossary.FLAGS["holm"]
@@ -195,7 +199,7 @@ def problems(row: Row) -> list[str]:
         lines.append(f"no comparison: {row['diff_reason']}")
     if pd.notna(row["left_out"]) and (row["n"] or not found):
         lines.append(f"not ranked: {row['left_out']}")
-    return lines
+    return lines + remarks(row)
 
 
 def _base_has(name: str) -> bool:
@@ -219,7 +223,6 @@ def _contrast_table(group: pd.DataFrame, title: str) -> Group:
 
 def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
     simulated = "simulated" in (row["storage"], row["against_storage"])
-    verdict = row["verdict"] if row["verdict"] == EQUAL else glossary.verdict_text(row["verdict"])  # "= full" would be wrong
     return (
         _plain(row["label"]),
         str(row["n_shared"]),
@@ -227,13 +230,13 @@ def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
         score_text(row["against_score"]),
         f"{signed(row['diff_to_against'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip(),
         small(row["mcnemar_p"]),
-        verdict,
+        glossary.verdict_text(compared(row)),
         share_text(row["bytes_ratio"]) + ("*" if simulated else ""),
     )
 
 
 def _contrast_notes(group: pd.DataFrame, against: str) -> list[str]:
-    lines = [f"difference: the stack minus {against} on the same prompts; above is better, below is worse, whatever the sign."]
+    lines = [f"difference: the stack minus {against} on the same prompts; its verdict says which is better, whatever the sign."]
     lines.append("No interval and no p is adjusted for how many points are compared.")
     if group["verdict"].eq(TOO_FEW).any():
         lines.append(glossary.VERDICTS[TOO_FEW].text)

@@ -1,6 +1,4 @@
 // tables of points: filled, sorted, searched, walked through by keys, and taken along
-const PAPER = ['stack and point', 'n', 'score', '95 %', 'vs full', '95 % paired', 'verdict', 'KV bytes', 'of full',
-  'mean of normalised scores', 'worst'];
 function cell(number) {
   const code = store.cells[number], kind = code[0], rest = code.slice(1), at = rest.indexOf('|');
   if (kind === 'v') return `<td data-v="${rest.slice(0, at)}">${rest.slice(at + 1)}</td>`;
@@ -9,17 +7,22 @@ function cell(number) {
 function fillTable(id, rows) {
   const ids = store.rows?.[id];
   document.getElementById(id).tBodies[0].innerHTML = rows.map(([kind, ...cells], i) =>
-    `<tr class="${store.cells[kind]}"${ids ? ` data-id=${ids[i]} tabindex=${i ? -1 : 0}` : ''}>${cells.map(cell).join('')}</tr>`).join('');
+    `<tr class="${store.cells[kind]}"${ids ? ` data-id="${[ids[i]].flat().join(' ')}" tabindex=${i ? -1 : 0}` : ''}>${
+      cells.map(cell).join('')}</tr>`).join('');
 }
-// a verdict says on hover what the glossary of the page says of it
+// the points that a row stands for: one, or those of several tasks or models together
+function idsOf(row) { return row.dataset.id.split(' ').map(Number); }
+function firstOf(row) { const ids = idsOf(row); return ids.find(isOn) ?? ids[0]; }
+// a verdict says on hover what the glossary of the page says of it, whatever number stands in it
 function explain() {
-  const known = new Map([...document.querySelectorAll('#labels tbody tr')].map(row => [row.cells[1].textContent,
-    `${row.cells[1].textContent}: ${row.cells[2].textContent}. Trust it? ${row.cells[3].textContent}.`]));
+  const known = [...document.querySelectorAll('#labels tbody tr')].map(({cells: [, label, meaning, trust]}) => [label.textContent,
+    `${label.textContent}: ${meaning.textContent}. Trust it? ${trust.textContent}.`]);
+  const of = text => (known.find(([label]) => label === text) ?? known.find(([label]) => label.includes('X')
+    && text.startsWith(label.split('X')[0])))?.[1];
   for (const cell of document.querySelectorAll('[data-tip]')) {
     const [verdict, mark] = cell.textContent.split(' ‡');
-    cell.title = [known.get(verdict), mark === undefined ? undefined : known.get('‡')].filter(Boolean).join('\n');
+    cell.title = [of(verdict), mark === undefined ? undefined : of('‡')].filter(Boolean).join('\n');
   }
-  for (const head of document.querySelectorAll('.scroll th')) head.title = known.get(head.textContent) ?? '';
 }
 function sortBy(button) {
   const head = button.parentElement, body = head.closest('table').tBodies[0], i = head.cellIndex;
@@ -36,24 +39,27 @@ function sortBy(button) {
 function sift(table) {
   const wanted = (document.querySelector(`[data-search="${table.id}"]`)?.value ?? '').trim().toLowerCase();
   for (const row of table.tBodies[0].rows) {
-    const passes = !('id' in row.dataset) || isOn(+row.dataset.id);
+    const passes = !('id' in row.dataset) || idsOf(row).some(isOn);
     row.hidden = !(passes && (!wanted || [...row.cells].some(cell => cell.textContent.toLowerCase().includes(wanted))));
   }
   const shown = shownRows(table);
   if (shown.length && !shown.some(row => row.tabIndex === 0) && 'id' in shown[0].dataset) shown[0].tabIndex = 0;
 }
 function shownRows(table) { return [...table.tBodies[0].rows].filter(row => !row.hidden); }
+// the heads that name columns, the last row of them; one says before its own name of which group it is
+function headsOf(table) { return [...table.tHead.rows[table.tHead.rows.length - 1].cells]; }
+function nameOf(head) { return (head.dataset.of ? `${head.dataset.of}: ` : '') + head.textContent; }
 function csv(table) {
   // a text that a spreadsheet would take for a formula gets a quote before it
   const quoted = text => '"' + text.replace(/^(?=[=+\-@\t])/, "'").replaceAll('"', '""') + '"';
   const value = cell => 'v' in cell.dataset ? cell.dataset.v : quoted(cell.textContent);
   const lines = shownRows(table).map(row => [...row.cells].map(value).join(','));
-  return [[...table.tHead.rows[0].cells].map(cell => quoted(cell.textContent)).join(','), ...lines].join('\r\n') + '\r\n';
+  return [headsOf(table).map(head => quoted(nameOf(head))).join(','), ...lines].join('\r\n') + '\r\n';
 }
 function forPaper(table) {
-  const heads = [...table.tHead.rows[0].cells].map(cell => cell.textContent);
-  const columns = heads.map((name, i) => i).filter(i => PAPER.includes(heads[i].replace(' (time mean)', '')));
-  return [heads, ...shownRows(table).map(row => [...row.cells].map(cell => cell.textContent))].map(row => columns.map(i => row[i]));
+  const heads = headsOf(table), columns = heads.map((_, i) => i).filter(i => 'paper' in heads[i].dataset);
+  return [heads.map(nameOf), ...shownRows(table).map(row => [...row.cells].map(cell => cell.textContent))]
+    .map(row => columns.map(i => row[i]));
 }
 function markdown(table) {
   const [head, ...rows] = forPaper(table).map(row => '| ' + row.map(
@@ -62,8 +68,8 @@ function markdown(table) {
 }
 function latex(table) {
   const spelled = {'\\': '\\textbackslash{}', '~': '\\textasciitilde{}', '^': '\\textasciicircum{}', '<': '\\textless{}',
-    '>': '\\textgreater{}', '‡': '$\\ddagger$', '–': '--', '●': '$\\bullet$'};
-  const escaped = text => text.replace(/[&%$#_{}]|[\\~^<>‡–●]/g, mark => spelled[mark] ?? '\\' + mark);
+    '>': '\\textgreater{}', '‡': '$\\ddagger$', '–': '--', '●': '$\\bullet$', '±': '$\\pm$', '≤': '$\\le$', '▲': '$\\blacktriangle$', '·': '$\\cdot$'};
+  const escaped = text => text.replace(/[&%$#_{}]|[\\~^<>‡–●±≤▲·]/g, mark => spelled[mark] ?? '\\' + mark);
   const [head, ...rows] = forPaper(table).map(row => '  ' + row.map(escaped).join(' & ') + ' \\\\');
   const lines = [`\\begin{tabular}{l${'r'.repeat(forPaper(table)[0].length - 1)}}`, '  \\toprule', head, '  \\midrule', ...rows];
   return [...lines, '  \\bottomrule', '\\end{tabular}'].join('\n') + '\n';
@@ -83,7 +89,7 @@ function walkRows(event) {
   const rows = shownRows(row.closest('table')), i = rows.indexOf(row);
   const to = {ArrowDown: i + 1, ArrowUp: i - 1, Home: 0, End: rows.length - 1}[event.key];
   if (to !== undefined) { event.preventDefault(); if (rows[to]) focusRow(rows[to]); }
-  if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); pick(+row.dataset.id, row, true); }
+  if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); pick(firstOf(row), row, true); }
 }
 function wireTables() {
   explain();
@@ -92,7 +98,7 @@ function wireTables() {
     body.addEventListener('keydown', walkRows);
     body.addEventListener('click', event => {
       const row = event.target.closest('tr[data-id]');
-      if (row && !getSelection().toString()) { focusRow(row); pick(+row.dataset.id, row); }
+      if (row && !getSelection().toString()) { focusRow(row); pick(firstOf(row), row); }
     });
   }
   for (const input of document.querySelectorAll('[data-search]'))
