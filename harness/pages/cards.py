@@ -18,6 +18,7 @@ from harness.pages import place_figures as by_place
 from harness.pages.frame import only_in, select_options, switch
 from harness.pages.frontier_figure import frontier as frontier_figure
 from harness.pages.frontier_figure import views
+from harness.pages.headline import named
 from harness.pages.hover import is_stream
 from harness.pages.looks import Look
 from harness.pages.markup import markup
@@ -30,13 +31,14 @@ Panel = tuple[str, str, str, bool]  # the values of GROUP
 
 _LEGEND = (
     "Large, outlined points are on the frontier: no other point scores better for as few bytes. Lighter points are "
-    "beaten, not dropped. Bars are 95 % intervals; the dotted line and its band are the full cache. Hollow markers: "
-    "simulated storage. Points of one stack are joined by a thin line; the two modes are never joined. Click a point for all "
-    "that is known of it; the frontier stays that of all points, whatever is filtered."
+    "beaten, not dropped. Bars are 95 % intervals; the dotted line and its band are the full cache. Points of one stack are "
+    "joined by a thin line; the two modes are never joined. Click a point for all that is known of it, or for a list where "
+    "several lie in one place (+2: two more there)."
 )
 _CURVES = (
-    "exp of the mean negative log-likelihood of the tokens in a bucket, over all documents. Every stack shows its point "
-    "nearest to the chosen budget, by the share of tokens kept; stacks without a budget always show. Larger markers keep more."
+    "exp of the mean negative log-likelihood of the tokens in a bucket, over all documents. Every stack shows its point at the "
+    "chosen budget, or, without one there, that which keeps the nearest share of tokens; stacks without a budget always show. "
+    "Larger markers keep more."
 )
 _BITS = (
     "the best of the stacks that store every token in so many bits of a key and of a value; scales and exact tails are in the "
@@ -50,6 +52,7 @@ _MEAN = (
     "scores between a guess (0) and the full cache (1), their mean, over the geometric mean of the shares of bytes; bars reach "
     "down to the worst. Only points that all have, and only where the full cache is better than chance"
 )
+_NAMED = 12  # points that a note names
 _EXPORTS = {"csv": "CSV", "latex": "LaTeX", "markdown": "Markdown"}
 
 
@@ -97,18 +100,22 @@ def frontier_card(page: Page, ident: str, section: pd.DataFrame) -> str:
         scale = switch(ident, "yscale", {"log": "score log", "linear": "score linear"})
         controls.append(only_in(ident, "score", view, scale))
     figure = frontier_figure(section, page.looks, paired)
-    note = _LEGEND
+    hollow = by_pairs.HOLLOW if (section["storage"] == "simulated").any() else ""
+    note = _LEGEND + hollow
     if paired is not None:
         controls.insert(0, switch(ident, "view", {"score": "score", "paired": "vs full (paired)"}, view))
         page.content["views"][ident] = views(figure, paired)
-        note = only_in(ident, "score", view, _LEGEND) + only_in(ident, "paired", view, by_pairs.note(section, paired))
+        note = only_in(ident, "score", view, note) + only_in(ident, "paired", view, by_pairs.note(section, paired))
     page.content["titles"][ident] = figures.x_titles(section)
     inner = _plot(page, ident, figure, "bytes", view if paired is not None else "")
     return card("Quality against KV bytes", inner, note, controls)
 
 
 def heat_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
-    """Scores by length and depth, of the full cache and of a point; empty where examples have no such place."""
+    """Scores by length and depth, of the full cache and of a point; empty where examples have no such place.
+
+    It opens at the point that the headline of the panel names, else at the first of the frontier.
+    """
     own = page.cells
     for name in GROUP:
         own = own[own[name] == panel[name].iloc[0]]
@@ -117,15 +124,19 @@ def heat_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame
     shown = panel[panel["label"].isin(own["label"])].sort_values("bytes_context")
     front = shown["on_frontier"] & (shown["stack"] != BASE)
     groups = {"on the frontier": shown[front], "others": shown[~front]}
-    options = "".join(
-        f'<optgroup label="{name}">{select_options(points["short"].tolist())}</optgroup>' for name, points in groups.items()
-    )
     ordered = [row for points in groups.values() for row in rows_of(points)]
-    figure, maps = heat(own, ordered[0]["label"], ordered[0]["short"])
+    best = named(panel)
+    chosen = next((row for row in ordered if row["label"] == best), ordered[0])
+    options = "".join(
+        f'<optgroup label="{name}">{select_options(points["short"].tolist(), chosen["short"])}</optgroup>'
+        for name, points in groups.items()
+    )
+    figure, maps = heat(own, chosen["label"], chosen["short"])
     page.content["heat"][ident] = [{"label": row["short"], **maps[row["label"]]} for row in ordered]
     page.content["maps"][ident] = [row["id"] for row in ordered]
     select = f'<label>compare with <select data-plot="{ident}">{options}</select></label>'
-    note = "mean score of a cell; hover for n and interval. †: the full cache scores at chance there"
+    floor = ". †: the full cache scores at chance there" if own["discriminative"].eq(False).any() else ""
+    note = f"mean score of a cell; hover for n and interval{floor}"
     first = panel.iloc[0]
     title = f"{first['task']}: {first['metric']} by length and depth, {figures.panel_title(panel, section)}"
     return card(title, _plot(page, ident, figure), note, [select])
@@ -149,7 +160,9 @@ def curves_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFra
         switch(ident, "yscale", {"log": "log", "linear": "linear"}),
     ]
     width = int((lines[0][1]["stop"] - lines[0][1]["start"]).iloc[0])
-    note = f"{_CURVES} Buckets of {width} tokens.{missing}"
+    more = by_place.kept_otherwise(lines)
+    kept = f"<br>Tokens kept at the end, where a name says otherwise: {', '.join(more)}." if 0 < len(more) <= _NAMED else ""
+    note = f"{_CURVES} Buckets of {width} tokens.{kept}{missing}"
     figure = by_place.by_position(lines, page.looks, shown[first])
     return card(title, _plot(page, ident, figure, "tokens"), note, controls)
 
@@ -192,9 +205,10 @@ def _table_tools(ident: str) -> list[str]:
 def joint_card(page: Page, ident: str, found: Together) -> str:
     """Several tasks or models together, as markup; a figure for each mode in which points have one score."""
     table, page.content["tables"][ident + "-points"] = joint_table(found, ident + "-points")
-    page.content["rows"][ident + "-points"] = [[row["id"] for row in arm.values()] for arm in found.arms]
+    page.content["rows"][ident + "-points"] = [[row["id"] for row in arm.values()] for arm in found.arms]  # opens the first
+    places = {together.label(arm): [row["id"] for row in arm.values()] for arm in found.arms}
     drawn = [
-        _plot(page, f"{ident}-mean{i}", figures.joint(entry["points"], page.looks), "ratio")
+        _plot(page, f"{ident}-mean{i}", figures.joint(entry["points"], page.looks, places), "ratio")
         for i, entry in enumerate(found.means)
     ]
     modes = ["question seen" if entry["query_aware"] else "question unseen" for entry in found.means]
@@ -208,7 +222,6 @@ def sides_card() -> str:
     selects = "".join(f"<label>{side} <select data-side={side}></select></label>" for side in ("left", "right"))
     return (
         '<details class="card" id="sides"><summary>Two runs or modes side by side</summary>'
-        f'<div class="switches">{selects}</div><p class="quiet small">Points of the same stack at the same budget; above the '
-        'dotted line the right one scores higher. Intervals are those of each by itself.</p><div id="sides-plot"></div>'
+        f'<div class="switches">{selects}</div><p class="quiet small" id="sides-note"></p><div id="sides-plot"></div>'
         f'<div class="scroll"><table id="sides-table"><thead></thead><tbody></tbody></table></div></details>'
     )

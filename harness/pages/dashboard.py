@@ -22,7 +22,7 @@ from harness.pages import cards
 from harness.pages import facts as html
 from harness.pages.cards import Page, Panel
 from harness.pages.frame import render
-from harness.pages.hover import hover
+from harness.pages.hover import about, hover, is_stream
 from harness.pages.looks import looks
 from harness.pages.markup import as_markup, markup, one_line
 from harness.pages.words.again import command
@@ -31,7 +31,8 @@ from harness.pages.words.together import together
 from harness.records.atomic import replace
 
 TITLE = "What each byte of KV cache buys"
-_NUMBERS = {"score": "score", "low": "score_lo", "high": "score_hi", "bytes": "bytes_context", "full": "bytes_full"}
+_SIZES = {"bytes": "bytes_context", "full": "bytes_full", "peak": "bytes_peak_prefill"}
+_NUMBERS = {"score": "score", "low": "score_lo", "high": "score_hi", **_SIZES}
 
 
 def write(found: Findings, path: Path, manifests: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -90,9 +91,10 @@ def drawable(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_hover(points: pd.DataFrame) -> pd.DataFrame:
-    """The points as markup with `about`, what they say on hover, and `id`, their place in the table."""
+    """The points as markup with `hover` and `about`, what they say of themselves, and `id`, their place in the table."""
     ranked = as_markup(points)
-    return ranked.assign(about=[hover(row) for row in rows_of(ranked)], id=range(len(ranked)))
+    rows = rows_of(ranked)
+    return ranked.assign(hover=list(map(hover, rows)), about=list(map(about, rows)), id=range(len(ranked)))
 
 
 def _shortly(section: pd.DataFrame) -> pd.DataFrame:
@@ -161,6 +163,7 @@ def _explored(found: Findings, about: list[str], manifests: Mapping[str, Mapping
         "about": about,
         **{name: [row[column] for row in rows] for name, column in _NUMBERS.items()},
         "panel": _indexed(panels)["of"],
+        "unranked": [i for i, row in enumerate(rows) if pd.notna(row["left_out"])],
         **{name: _indexed(part[i] for part in parts) for i, name in enumerate(("run", "stack", "point"))},
     }
     known = [
@@ -168,6 +171,8 @@ def _explored(found: Findings, about: list[str], manifests: Mapping[str, Mapping
             "title": " · ".join(map(one_line, (panel[1], panel[2], panel[3], panel[0]))),
             "section": f"s{sections.index((panel[1], panel[2]))}",
             "metric": one_line(first[panel]["metric"]),
+            **dict(zip(("model", "task", "mode"), map(one_line, panel[1:]), strict=True)),
+            "stream": is_stream(first[panel]),
             "higher": bool(first[panel]["higher_is_better"]),
         }
         for panel in dict.fromkeys(panels)

@@ -22,13 +22,19 @@ function kindsOf(id) {
   }
   return [];
 }
+function whole(kinds) { return kinds.reduce((sum, kind) => sum + kind[2], 0); }
+// all at one moment, the full cache too: that of the figure of bytes
 function bytesPart(id) {
-  const full = store.points.full[id], kinds = kindsOf(id).filter(kind => kind[2] > 0), bars = make('div', {class: 'bars'});
+  const {label, panel} = store.points, full = label.findIndex((name, one) => name === 'full' && panel[one] === panel[id]);
+  const kinds = kindsOf(id).filter(kind => kind[2] > 0), known = whole(full < 0 ? [] : kindsOf(full)), base = known || whole(kinds);
+  const bars = make('div', {class: 'bars'});
   for (const [name, colour, size] of kinds) {
-    const bar = make('i'); bar.style.width = `${Math.max(100 * size / Math.max(full, size), 0.5)}%`; bar.style.background = colour;
-    bars.append(make('span', {}, name), make('div', {}, bar), make('span', {class: 'r'}, iec(size)));
+    const bar = make('i'), share = 100 * size / base; bar.style.width = `${Math.min(Math.max(share, 0.5), 100)}%`;
+    bar.style.background = colour;
+    bars.append(make('span', {}, name), make('div', {}, bar), make('span', {class: 'r'}, `${iec(size)}, ${+share.toPrecision(3)} %`));
   }
-  const note = full === null ? '' : `bars are shares of the full cache, ${iec(full)}`;
+  const when = panelOf(id).stream ? ' at the end of the stream' : '';
+  const note = kinds.length ? `bars are shares of ${known ? `the full cache${when}` : `its own bytes${when}`}, ${iec(base)}` : '';
   return part('What its bytes are', kinds.length ? bars : make('p', {class: 'quiet'}, 'not known'), make('p', {class: 'quiet small'}, note));
 }
 function small(figure, traces, height) {
@@ -63,7 +69,7 @@ function curvePart(id) {
 }
 function flipsPart(id) {
   const flips = store.flips.of[id];
-  if (!flips) return part('Answers that changed', make('p', {class: 'quiet'}, 'none against the full cache, or no answers to compare'));
+  if (!flips) return part('Answers that scored otherwise', make('p', {class: 'quiet'}, 'none: each scored as with the full cache, in the same or in other words, or there is none to compare'));
   const [lost, won, shown] = flips, list = make('div');
   for (const [place, answer, score] of shown) {
     const [example, question, gold, full, fullScore] = store.flips.examples[place];
@@ -73,7 +79,23 @@ function flipsPart(id) {
   }
   const more = lost + won - shown.length;
   const said = `${lost} scored lower than with the full cache, ${won} higher${more ? `; ${shown.length} of them:` : ':'}`;
-  return part('Answers that changed', make('p', {class: 'small'}, said), list);
+  return part('Answers that scored otherwise', make('p', {class: 'small'}, said), list);
+}
+// the same point of the page's other tasks, models and modes
+function elsewherePart(id) {
+  const {label} = store.points, mine = panelOf(id);
+  const others = label.map((_, other) => other).filter(other => label[other] === label[id] && panelOf(other) !== mine);
+  if (!others.length) return [];
+  return [part('The same point elsewhere', make('div', {class: 'elsewhere'}, ...others.slice(0, 12).map(other => {
+    const button = make('button', {type: 'button', class: 'copy'}, briefly(panelOf(other)));
+    button.addEventListener('click', () => pick(other, null, true)); return button;
+  })))];
+}
+function briefly(panel) {
+  const alone = store.panels.every(one => one.model === panel.model), twin = store.panels.some(one => one !== panel
+    && one.model === panel.model && one.task === panel.task && one.mode === panel.mode);
+  if (twin) return panel.title;
+  return [alone ? '' : panel.model, panel.task, panel.stream ? '' : panel.mode].filter(Boolean).join(', ');
 }
 function aside() {
   const known = document.getElementById('detail');
@@ -108,11 +130,12 @@ function pick(id, from, focus) {
   const drawn = [mapPart(id), curvePart(id)].filter(Boolean), held = panel.contains(document.activeElement);
   clearPlots(panel);
   panel.replaceChildren(make('div', {class: 'head'}, title, tools), make('p', {class: 'quiet small'}, panelOf(id).title),
-    commandPart(id), bytesPart(id), ...drawn.map(([section]) => section), flipsPart(id), part('What was measured', about));
+    part('What was measured', about), flipsPart(id), bytesPart(id), ...drawn.map(([section]) => section), ...elsewherePart(id),
+    commandPart(id));
   panel.hidden = false; panel.scrollTop = 0; panel.dataset.point = id;
   if (focus || held) panel.focus();
   for (const row of document.querySelectorAll('tr.picked')) row.classList.remove('picked');
-  document.querySelector(`tr[data-id="${id}"]`)?.classList.add('picked');
+  for (const row of document.querySelectorAll(`tr[data-id~="${id}"]`)) row.classList.add('picked');
   return Promise.all([...drawn.map(([, draw]) => draw()), ring()]);
 }
 function unpick() {

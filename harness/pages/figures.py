@@ -89,7 +89,7 @@ def breakdown(panel: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[go.Figure
             "size": 9,
             "line": {"color": "white", "width": 1},
         },
-        customdata=points["about"].tolist(),
+        customdata=points["hover"].tolist(),
         hovertemplate="%{customdata}<extra></extra>",
         meta={"ids": points["id"].tolist()},
     )
@@ -177,8 +177,8 @@ def _named(row: Row) -> str:
     return f"<b>{row['label']}</b>  {score_text(row['score'])} at {share_text(row['ratio'])} of the bytes"
 
 
-def joint(points: Sequence[Mapping[str, Any]], looks: Mapping[str, Look]) -> go.Figure:
-    """Mean normalised score against the mean share of bytes, from an entry of frontier.json as markup; bars reach the worst."""
+def joint(points: Sequence[Mapping[str, Any]], looks: Mapping[str, Look], places: Mapping[str, list[int]]) -> go.Figure:
+    """Mean normalised score against mean share of bytes; bars reach the worst. `places`: of which points, by label."""
     figure = go.Figure()
     known: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for point in points:
@@ -210,6 +210,7 @@ def joint(points: Sequence[Mapping[str, Any]], looks: Mapping[str, Look]) -> go.
             },
             customdata=[_joint_hover(point) for point in own],
             hovertemplate="%{customdata}<extra></extra>",
+            meta=_joint_meta(own, places),
         )
     front = [point for point in points if point["on_frontier"]]
     line = {"color": INK, "width": 2, "shape": "hv"}
@@ -232,6 +233,12 @@ def joint(points: Sequence[Mapping[str, Any]], looks: Mapping[str, Look]) -> go.
 
 def _bold(points: Sequence[Mapping[str, Any]]) -> list[bool]:
     return [point["on_frontier"] or point["stack"] == BASE for point in points]
+
+
+def _joint_meta(own: Sequence[Mapping[str, Any]], places: Mapping[str, list[int]]) -> dict[str, Any]:
+    sets = [places[point["label"]] for point in own]
+    named = {i: point["label"] for i, (point, bold) in enumerate(zip(own, _bold(own), strict=True)) if bold}
+    return {"ratio": [point["ratio"] for point in own], "ids": [one[0] for one in sets], "sets": sets, "labels": named}
 
 
 def _joint_hover(point: Mapping[str, Any]) -> str:

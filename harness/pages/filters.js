@@ -1,36 +1,120 @@
-// filters over all points of a page: what they leave out goes from figures, maps, tables and sections alike
+// filters over all points of a page: what they leave out goes from figures, maps, tables and sections alike; and a limit of bytes
 const NAMES = {model: 'model', task: 'task', family: 'family', phase: 'phase', budget: 'budget'};
+const UNITS = {B: 1, KB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, KIB: 2 ** 10, MIB: 2 ** 20, GIB: 2 ** 30, TIB: 2 ** 40};
 const wanted = {};
 let passing = null; // whether each point passes; null where all do
+let limit = null; // {bytes} or {share}: what a reader's cache may take
+let marked = new Set(); // the best point within the limit of each panel
+const unranked = new Set(store.points?.unranked ?? []);
 function isOn(id) { return passing === null || passing[id]; }
 function filterPoints() {
   const asked = Object.entries(wanted).filter(([, name]) => name !== '');
   passing = asked.length ? store.points.label.map((_, id) => asked.every(([facet, name]) => store.facets[facet].of[id] === +name)) : null;
 }
-// byte values of a trace of the frontier, none where a filter leaves the point out; the frontier stays that of all points
-function sizesOf(plot, trace) {
-  const sizes = trace.meta[plot.dataset.unit === 'ratio' ? 'ratio' : 'bytes'];
-  return trace.mode === 'lines' ? sizes : sizes.map((size, i) => isOn(trace.meta.ids[i]) ? size : null);
+function fits(id) {
+  const {bytes, full} = store.points;
+  return limit === null || (bytes[id] !== null && (limit.share === undefined ? bytes[id] <= limit.bytes : bytes[id] <= limit.share * full[id]));
+}
+function gain(id) { return panelOf(id).higher ? store.points.score[id] : -store.points.score[id]; }
+// per panel the point that scores best within the limit, of equal ones the smallest
+function markBest() {
+  const best = new Map();
+  if (limit !== null) store.points.label.forEach((_, id) => {
+    if (!isOn(id) || unranked.has(id) || store.points.score[id] === null || !fits(id)) return;
+    const panel = store.points.panel[id], known = best.get(panel);
+    if (known === undefined || gain(id) > gain(known) || (gain(id) === gain(known) && store.points.bytes[id] < store.points.bytes[known]))
+      best.set(panel, id);
+  });
+  marked = new Set(best.values());
+}
+function drawn(trace, i) { return trace.meta.base || (trace.meta.sets ? trace.meta.sets[i].some(isOn) : isOn(trace.meta.ids[i])); }
+function strength(own, trace, i) {
+  const clear = painted ? Math.min(1, own + 0.25) : own, ids = trace.meta.sets?.[i] ?? [trace.meta.ids[i]];
+  return ids.some(isOn) && ids.some(fits) ? clear : 0.25 * clear;
+}
+// the frontier of the points that a filter lets through, as a line; those on that of all points stay outlined
+function frontOf(data, line, unit) {
+  const known = data.flatMap(trace => trace.mode === 'lines+markers' && trace.meta?.ids && (trace.xaxis ?? 'x') === (line.xaxis ?? 'x')
+    ? trace.meta.ids.map((id, i) => ({id, x: trace.meta[unit][i], y: trace.y[i], size: store.points.bytes[id]})) : [])
+    .filter(({id, size}) => isOn(id) && size !== null && store.points.score[id] !== null && !unranked.has(id))
+    .sort((a, b) => a.size - b.size || gain(b.id) - gain(a.id));
+  let best = -Infinity;
+  return known.filter(({id}) => gain(id) > best && ((best = gain(id)), true));
+}
+// traces of a frontier as filters, limit, unit and theme have them, in place: sizes, line of the frontier, strength, legend
+function sieve(plot, data) {
+  if (!data.some(trace => trace.meta?.labels)) return;
+  const unit = plot.dataset.unit === 'ratio' ? 'ratio' : 'bytes', groups = new Set();
+  for (const trace of data.filter(one => one.mode !== 'lines' && one.meta?.ids)) {
+    trace.x = trace.meta[unit].map((size, i) => drawn(trace, i) ? size : null);
+    trace.meta.opacity ??= trace.marker.opacity;
+    trace.marker.opacity = trace.meta.opacity.map((own, i) => strength(own, trace, i));
+  }
+  for (const trace of data.filter(one => one.mode === 'lines')) {
+    if (!trace.meta?.ids) { trace.visible = passing === null; continue; } // of a joint frontier: that of all points, or none
+    trace.meta.whole ??= {y: trace.y};
+    const front = passing === null ? null : frontOf(data, trace, unit), view = plot.dataset.view;
+    trace.x = front ? front.map(point => point.x) : trace.meta[unit];
+    trace.y = front ? front.map(point => point.y) : view ? (view === 'score' ? trace.meta.score : trace.meta[view]).y : trace.meta.whole.y;
+    trace.name = front ? 'frontier of what is shown' : 'frontier';
+  }
+  for (const trace of data.filter(one => one.mode !== 'markers+text')) {
+    const group = trace.legendgroup ?? trace.name, any = trace.x.some(size => size !== null);
+    trace.showlegend = any && !groups.has(group);
+    if (any) groups.add(group);
+  }
 }
 function sift1(select) { // options of maps
   store.maps[select.dataset.plot].forEach((id, i) => { select.options[i].hidden = !isOn(id); });
 }
+function frontiers() { return [...document.querySelectorAll('.js-plotly-plot[data-unit]')].filter(isNamed); }
+function resieve(plot) { sieve(plot, plot.data); return Plotly.redraw(plot).then(() => retick(plot)); }
 function applyFilters() {
-  filterPoints();
-  const done = [];
-  for (const plot of document.querySelectorAll('[id$="-frontier"].js-plotly-plot')) {
-    const index = plot.data.map((trace, i) => i).filter(i => plot.data[i].meta?.ids);
-    done.push(Plotly.restyle(plot, {x: index.map(i => sizesOf(plot, plot.data[i]))}, index));
-  }
+  filterPoints(); markBest();
+  const done = frontiers().map(resieve);
   for (const plot of document.querySelectorAll('[id*="-bytes"].js-plotly-plot')) done.push(showRows(plot));
   for (const plot of document.querySelectorAll('[id*="-curves"].js-plotly-plot')) done.push(showLines(plot));
   document.querySelectorAll('[data-id]').length && document.querySelectorAll('.scroll table').forEach(sift);
   document.querySelectorAll('select[data-plot]').forEach(sift1);
   const sections = new Set(store.points.panel.filter((_, id) => isOn(id)).map(panel => store.panels[panel].section));
   for (const section of document.querySelectorAll('main > section')) section.hidden = !sections.has(section.id);
-  const all = store.points.label.length, left = passing === null ? all : passing.filter(Boolean).length;
-  document.getElementById('passing').textContent = `${left.toLocaleString('en')} of ${all.toLocaleString('en')} points`;
+  tell();
   return Promise.all(done).then(ring);
+}
+function tell() {
+  const all = store.points.label.length, left = passing === null ? all : passing.filter(Boolean).length, n = left.toLocaleString('en');
+  document.getElementById('passing').textContent = passing === null ? `${n} points` : `${n} of ${all.toLocaleString('en')} points`;
+  document.getElementById('filtered').textContent = passing === null ? '' : left
+    ? 'The full cache stays as a pale reference; sentences and outlined points stay those of all points.' : 'No point matches these filters.';
+  document.getElementById('best').textContent = limit === null ? '' : saidOfLimit();
+}
+// what fits, a panel after the other, with the prefill's peak where that does not
+function saidOfLimit() {
+  const {label, bytes, score, peak} = store.points, words = [...new Set(store.points.panel)].map(panel => {
+    const id = [...marked].find(one => store.points.panel[one] === panel), name = briefly(store.panels[panel]);
+    if (id === undefined) return store.points.panel.some((one, other) => one === panel && isOn(other)) ? `${name}: nothing fits` : '';
+    const over = peak[id] !== null && (limit.share === undefined ? peak[id] > limit.bytes : peak[id] > limit.share * store.points.full[id]);
+    return `${name}: ${label[id]}, ${number(score[id], 3)} at ${iec(bytes[id])}${over ? ` (but its prefill peaks at ${iec(peak[id])})` : ''}`;
+  }).filter(Boolean);
+  return `Best score that fits. ${words.slice(0, 6).join('; ')}${words.length > 6 ? `; and ${words.length - 6} more` : ''}.`;
+}
+// {bytes} or {share} from what was typed; null where nothing was, undefined where it is neither
+function limitOf(text) {
+  if (!text.trim()) return null;
+  const found = text.trim().match(/^([0-9]*[.,]?[0-9]+)\s*(%|[KMGT]i?B|B)$/i), size = found && +found[1].replace(',', '.');
+  return !found ? undefined : found[2] === '%' ? {share: size / 100} : {bytes: size * UNITS[found[2].toUpperCase()]};
+}
+function limitInput() {
+  const input = make('input', {type: 'search', id: 'limit', size: 11, placeholder: '8 MiB or 50 %',
+    title: 'the most KV bytes that a sample may hold once compressed, or their share of the full cache: marks the best point that fits'});
+  input.addEventListener('change', () => {
+    const asked = limitOf(input.value);
+    input.setCustomValidity(asked === undefined ? 'a number with a unit: 8 MiB, 1.5 GB or 50 %' : '');
+    if (!input.reportValidity()) return;
+    limit = asked; applyFilters();
+  });
+  input.addEventListener('search', () => input.dispatchEvent(new Event('change')));
+  return make('label', {}, 'my limit ', input);
 }
 function wireFilters() {
   const bar = document.getElementById('filters');
@@ -46,12 +130,13 @@ function wireFilters() {
     select.addEventListener('change', () => { wanted[facet] = select.value; applyFilters(); });
     bar.append(make('label', {}, name + ' ', select));
   }
-  if (!bar.children.length) { bar.remove(); return; }
-  const reset = make('button', {type: 'button'}, 'show all');
+  const reset = make('button', {type: 'button'}, 'show all'), input = limitInput();
   reset.addEventListener('click', () => {
     for (const select of bar.querySelectorAll('select')) { select.value = ''; wanted[select.dataset.filter] = ''; }
+    input.querySelector('input').value = ''; limit = null;
     applyFilters();
   });
-  bar.append(make('span', {class: 'buttons'}, reset), make('span', {id: 'passing', class: 'quiet', 'aria-live': 'polite'}));
-  document.getElementById('passing').textContent = `${store.points.label.length.toLocaleString('en')} points`;
+  bar.append(input, make('span', {class: 'buttons'}, reset), make('span', {id: 'passing', class: 'quiet', 'aria-live': 'polite'}),
+    ...['filtered', 'best'].map(id => make('p', {id, class: 'quiet small', 'aria-live': 'polite'})));
+  tell();
 }

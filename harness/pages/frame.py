@@ -17,7 +17,10 @@ from plotly.offline import get_plotlyjs
 
 from harness.pages.looks import FONT
 
-_SCRIPTS = ("store.js", "theme.js", "tables.js", "detail.js", "filters.js", "sides.js", "page.js")  # the last one draws
+_SCRIPTS = (  # the last one draws
+    *("store.js", "theme.js", "tables.js", "detail.js", "filters.js", "labels.js", "fold.js", "image.js", "sides.js"),
+    "page.js",
+)
 _PARTS = re.compile(r"(?<=  )(?!·)")  # a line of a hover text, cut after every two spaces
 _LONG = 8  # values of a list that is worth a place of its own
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:"

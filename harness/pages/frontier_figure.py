@@ -95,10 +95,16 @@ def _stack_trace(points: pd.DataFrame, look: Look, paired: Paired | None, *, fir
         marker=_marker(points, look, crowded=crowded),
         error_y={"type": "data", "symmetric": False, "width": 0}
         | _bars(points[["score", "score_lo", "score_hi"]], bold, thickness=1, color=look.faded(0.4)),
-        customdata=points["about"].tolist(),
+        customdata=points["hover"].tolist(),
         hovertemplate="%{customdata}<extra></extra>",
-        meta=_sizes(points) | _in_pairs(points, paired, bold, look),
+        meta=_sizes(points) | _in_pairs(points, paired, bold, look) | _names(points),
     )
+
+
+def _names(points: pd.DataFrame) -> dict[str, Any]:
+    """The points that the page names in the figure, where there is room, by their place; whether they are the full cache."""
+    named = {i: name for i, (name, on) in enumerate(zip(points["short"], _bold(points), strict=True)) if on}
+    return {"labels": named, **({"base": True} if points["stack"].iloc[0] == BASE else {})}
 
 
 def _bold(points: pd.DataFrame) -> pd.Series[bool]:
@@ -159,7 +165,7 @@ def _edge_trace(points: pd.DataFrame, look: Look, paired: Paired | None) -> go.S
         text=[f" ↑ {signed_small(value)}" for value in paired.points.loc[beyond.index, "y"]],
         textposition="middle right",
         textfont={"size": 11, "color": INK},
-        customdata=beyond["about"].tolist(),
+        customdata=beyond["hover"].tolist(),
         hovertemplate="%{customdata}<extra></extra>",
         meta=_sizes(beyond) | {"paired": {"y": short(paired.edge[beyond.index])}, "edge": True},
     )

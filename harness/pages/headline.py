@@ -57,6 +57,13 @@ def _of_smaller(smaller: pd.DataFrame) -> str:
     return "No smaller cache could be compared with the full one"
 
 
+def named(panel: pd.DataFrame) -> str | None:
+    """The label of the smaller cache that the headline of a panel is about, None where it names none."""
+    said, smaller = headline(panel), panel[(panel["stack"] != BASE) & (panel["ratio"] < 1) & panel["left_out"].isna()]
+    found = [label for label in smaller["label"] if label in said]
+    return max(found, key=len) if found else None
+
+
 def _equal(row: pd.Series[Any], compared_: int) -> str:
     if row["vs_full"] == "above":
         doubt = f", which does not hold among all {compared_} compared (Holm)" if unheld(row) else ""

@@ -1,4 +1,7 @@
-"""What a point says of itself on hover; it takes one row of a ranked table of markup and returns a few lines of HTML."""
+"""What a point says of itself: four lines on hover, and all that is known of it for the panel of details.
+
+Both take one row of a ranked table of markup and return lines of HTML.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,20 @@ from harness.pages.glossary import judged
 from harness.pages.markup import markup
 from harness.pages.table import problems
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, signed_small, small
+from harness.pages.words.remarks import over_full, peak_text
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
 
 
 def hover(row: Row) -> str:
-    """Name, score, difference, bytes with their parts, budget, status and the full configuration of one point."""
-    lines = [f"<b>{row['label']}</b>  ·  {mode(row)}", _score(row), *_difference(row), *_bytes(row)]
-    lines += [*_fidelity(row), _budget(row), _status(row)]
+    """Name, score, bytes and verdict of one point, a line each."""
+    return "<br>".join(_short(row))
+
+
+def about(row: Row) -> str:
+    """What `hover` says, then tests, bytes by part, fidelity, budget, status and the full configuration of one point."""
+    lines = [*_short(row), *_tests(row), *_bytes(row), *_fidelity(row), _budget(row), _status(row)]
     config = "  ".join(f"{key}={value}" for key, value in flat(json.loads(row["stack_config"])))
     lines += [f"<i>{markup(line)}</i>" for line in textwrap.wrap(config, _WRAP)]
     return "<br>".join(lines)
@@ -37,12 +45,21 @@ def is_stream(row: Row) -> bool:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and values of a nested configuration; classes by their last name, empty parts left out."""
+    """Dotted keys and values of a nested configuration, empty parts left out.
+
+    A part is called by its own key and the last name of its class, `keys=IntGroups`; the class of the whole is left out.
+    """
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
+        elif key == "_target_":
+            yield from [(prefix[:-1], str(value).rsplit(".", 1)[-1])] if prefix else []
         elif value is not None:
-            yield f"{prefix}{key}", str(value).rsplit(".", 1)[-1] if key == "_target_" else str(value)
+            yield f"{prefix}{key}", str(value)
+
+
+def _short(row: Row) -> list[str]:
+    return [f"<b>{row['label']}</b>  ·  {mode(row)}", _score(row), _size(row), _verdict(row)]
 
 
 def _score(row: Row) -> str:
@@ -50,36 +67,54 @@ def _score(row: Row) -> str:
     return f"{text}  ·  n {row['n']}"
 
 
-def _difference(row: Row) -> list[str]:
+def _size(row: Row) -> str:
+    mean = "time mean KV" if is_stream(row) else "KV"
+    text = f"{mean} <b>{iec(row['bytes_context'])}</b>  ·  {share_text(row['ratio'])} of full ({iec(row['bytes_full'])})"
+    stored = "  ·  simulated" if row["storage"] == "simulated" else ""
+    peak = f"  ·  peaks at {peak_text(row)} in prefill" if over_full(row) else ""
+    return f"{text}{stored}{peak}"
+
+
+def _verdict(row: Row) -> str:
     if row["stack"] == BASE:
-        return []
+        return "the full cache itself"
     if not math.isfinite(row["diff_to_full"]):
-        return [f"vs full: none, {row['diff_reason']}"]
-    text = f"vs full {signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])} paired"
-    if math.isfinite(row["nll_diff"]):
-        unit = "nats a token" if is_stream(row) else f"in log {row['metric']}"
-        text += f"  ·  {signed_small(row['nll_diff'])} [{small(row['nll_diff_lo'])}, {small(row['nll_diff_hi'])}] {unit}"
-    test = f"  ·  McNemar p {row['mcnemar_p']:.2g}" if math.isfinite(row["mcnemar_p"]) else ""
-    least = row.get("detectable", math.nan)
-    seen = f"  ·  could see {small(least)}" if math.isfinite(least) else ""
-    return [f"{text}{test}{_holm(row)}  ·  {judged(row)}{seen}"]
+        return f"vs full: none, {row['diff_reason']}"
+    return f"vs full {_in_nats(row) if is_stream(row) else _in_scores(row)}  ·  {judged(row)}"
 
 
-def _holm(row: Row) -> str:
-    adjusted = row.get("holm_p", math.nan)
-    return f"  ·  among all points p {adjusted:.2g} (Holm)" if math.isfinite(adjusted) else ""
+def _in_scores(row: Row) -> str:
+    return f"{signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])} paired"
+
+
+def _in_nats(row: Row) -> str:
+    unit = "nats a token" if is_stream(row) else f"in log {row['metric']}"
+    return f"{signed_small(row['nll_diff'])} [{small(row['nll_diff_lo'])}, {small(row['nll_diff_hi'])}] {unit}"
+
+
+def _tests(row: Row) -> list[str]:
+    """What else is known of the difference: its other unit, its tests, and what the sample could have shown."""
+    found = []
+    if math.isfinite(row["nll_diff"]) and row["stack"] != BASE:
+        found.append(f"vs full {_in_scores(row) if is_stream(row) else _in_nats(row)}")
+    known = (
+        ("McNemar p", row["mcnemar_p"], ""),
+        ("among all points p", row.get("holm_p", math.nan), " (Holm)"),
+        ("could prove a loss of", row.get("detectable", math.nan), ""),
+        ("open verdict settled by about", row.get("settled_by", math.nan), " documents"),
+    )
+    found += [f"{name} {small(value)}{more}" for name, value, more in known if math.isfinite(value)]
+    return ["  ·  ".join(found)] if found else []
 
 
 def _bytes(row: Row) -> list[str]:
-    total = f"KV <b>{iec(row['bytes_context'])}</b>  ·  {share_text(row['ratio'])} of full ({iec(row['bytes_full'])})"
     parts = " + ".join(f"{kind} {iec(row[f'allocated_{kind}'])}" for kind in BYTE_KINDS if row[f"allocated_{kind}"] > 0)
-    over = "  <b>(above the full cache)</b>" if row["peak_exceeds_full"] else ""
-    peak = f"highest peak {iec(row['bytes_peak'])}  ·  in prefill {iec(row['bytes_peak_prefill'])}{over}"
-    stream = is_stream(row)
-    mean, then, end = ("time mean ", ", at the end", "stream") if stream else ("", "", "answer")
+    most = row.get("peak_ratio", math.nan)
+    share = f"  ({share_text(most)} of the full cache's peak)" if math.isfinite(most) and row["stack"] != BASE else ""
+    peak = f"peak while answering {iec(row['bytes_peak'])}  ·  incl. prefill {peak_text(row)}{share}"
+    then, end = (", at the end", "stream") if is_stream(row) else ("", "answer")
     return [
-        f"{mean}{total}  ·  {row['storage']}",
-        f"allocated{then}: {parts or '–'}  ·  logical {iec(row['bytes_logical'])}",
+        f"allocated{then}: {parts or '–'}  ·  logical {iec(row['bytes_logical'])}  ·  {row['storage']}",
         f"end of {end} {iec(row['bytes_final'])}  ·  {peak}",
     ]
 
@@ -89,7 +124,7 @@ def _fidelity(row: Row) -> list[str]:
         ("KL to full", small(row["kl_to_full"])),
         ("top-1 agreement", share_text(row["top1_agreement"])),
         ("attention error", small(row["attention_error"])),
-        ("answers changed", share_text(row["answer_flips"])),
+        ("answers in other words", share_text(row["answer_flips"])),
         ("nats a byte", score_text(row["nll_per_byte"])),
     ]
     known = [f"{name} {text}" for name, text in named if text != "–"]
@@ -102,7 +137,8 @@ def _budget(row: Row) -> str:
     kept = f"kept {row['tokens_kept']:.0f} of {row['tokens_seen']:.0f} tokens" if row["n"] else "kept –"
     bits = f"  ·  {row['effective_bits']:.2f} bits a kept value" if math.isfinite(row["effective_bits"]) else ""
     chunk = f" (chunks of {row['chunk']:.0f})" if is_stream(row) else ""
-    return f"budget {named}  ·  {kept}{bits}  ·  phase {row['phase']}{chunk}, positions {row['positions']}"
+    phase = "" if row["stack"] == BASE else f"  ·  phase {row['phase']}"
+    return f"budget {named}  ·  {kept}{bits}{phase}{chunk}  ·  positions {row['positions']}"
 
 
 def _status(row: Row) -> str:

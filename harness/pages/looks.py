@@ -1,7 +1,7 @@
 """How a stack looks in every figure of a page, and the plain layout they share.
 
 Colour, marker shape and dash together: no two stacks share both colour and shape, so a page also reads in greyscale and
-for colour-blind readers (palette of Okabe and Ito).
+for colour-blind readers (the first five hues are of the palette of Okabe and Ito).
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ MUTED = "#6b7280"
 GRID = "#e8ebef"
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5D5D5D")
+_COLOURS = (  # one hue each; the dark theme has its own shade of those that are dark
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#7A3E9D", "#8C5A3C", "#5D5D5D"),
+    *("#8FA31E", "#C2193B", "#17A2B8"),
+)
 _SYMBOLS = (
     *("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon", "hexagram"),
     *("triangle-left", "triangle-right", "hourglass", "bowtie", "star-diamond", "hexagon2"),
-)  # 15 shapes and 7 colours have no common factor: 105 different pairs
+)  # 15 shapes and 11 colours have no common factor: 165 different pairs
 FRONTIER_RANK = 2  # in a legend: the full cache, the frontier, then the stacks by name
 _LEGEND_ROW = 22  # pixels
 _TALLEST = 900  # pixels of a figure; longer legends scroll

@@ -1,10 +1,8 @@
 // draws the figures of a page and wires what switches them
-const settings = {responsive: true, displaylogo: false, toImageButtonOptions: {scale: 2}, plotlyServerURL: '',
-  modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d', 'sendChartToCloud', 'sendDataToCloud']};
-const toSvg = {name: 'svg', title: 'Download plot as an SVG', icon: Plotly.Icons.disk,
-  click: plot => Plotly.downloadImage(plot, {format: 'svg', filename: plot.id})};
-function configOf(plot) {
-  return {...settings, modeBarButtonsToAdd: [toSvg], toImageButtonOptions: {scale: 2, filename: plot.id}};
+const settings = {responsive: true, displaylogo: false, plotlyServerURL: '',
+  modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d', 'sendChartToCloud', 'sendDataToCloud', 'toImage']};
+function configOf() { return {...settings, modeBarButtonsToAdd: [['png', Plotly.Icons.camera], ['svg', Plotly.Icons.disk]].map(
+  ([format, icon]) => ({name: format, title: `Download with its title, as ${format.toUpperCase()}`, icon, click: plot => takeImage(plot, format)}))};
 }
 function steps(lo, hi, step) {
   const out = []; for (let v = Math.ceil(lo / step) * step; v <= hi * 1.0000001; v += step) out.push(v); return out;
@@ -42,6 +40,7 @@ function retick(plot) {
     changes[name + '.ticktext'] = values.map(v => +v.toPrecision(4)).map(
       v => v < 0.01 ? v.toExponential() : v.toLocaleString('en'));
   }
+  if (isNamed(plot)) changes.annotations = annotations(plot);
   return Plotly.relayout(plot, changes);
 }
 function axesOf(plot, letter) {
@@ -81,12 +80,14 @@ function edge(plot) {
 // a new plot, so that a double click and the home button know the ranges of the view
 function draw(plot, figure) {
   const {data, layout} = dress(plot, figure);
-  return Plotly.newPlot(plot, data, layout, configOf(plot)).then(() => {
-    if (store.points) plot.on('plotly_click', event => { const id = idOf(event.points[0]); if (id != null) pick(id, plot); });
+  fold(plot, data, layout); sieve(plot, data);
+  return Plotly.newPlot(plot, data, layout, configOf()).then(() => {
+    if (store.points) plot.on('plotly_click', event => choose(plot, event));
     if (!plot.dataset.unit) return null;
     let busy = false;
+    if (isNamed(plot)) plot.on('plotly_restyle', ([change]) => { if ('visible' in change) retick(plot); });
     plot.on('plotly_relayout', change => {
-      if (busy || !Object.keys(change).some(key => /^[xy]axis[0-9]*[.](range|autorange)/.test(key))) return;
+      if (busy || !Object.keys(change).some(key => /^([xy]axis[0-9]*[.](range|autorange)|autosize)/.test(key))) return;
       busy = true; retick(plot).then(() => edge(plot)).then(() => { busy = false; });
     });
     return retick(plot);
@@ -101,12 +102,10 @@ const actions = {
   },
   unit(plot, unit) {
     plot.dataset.unit = unit;
-    const index = plot.data.map((trace, i) => i).filter(i => plot.data[i].meta);
-    const layout = {};
-    for (const axis of axesOf(plot, 'x')) {
-      layout[axis + '.title.text'] = store.titles[plot.id][unit]; layout[axis + '.autorange'] = true;
-    }
-    return Plotly.update(plot, {x: index.map(i => sizesOf(plot, plot.data[i]))}, layout, index);
+    for (const axis of axesOf(plot, 'x')) Object.assign(plot.layout[axis], {autorange: true,
+      title: {...plot.layout[axis].title, text: lined(store.titles[plot.id][unit])}});
+    sieve(plot, plot.data);
+    return Plotly.redraw(plot);
   },
   measure(plot, name) {
     for (const trace of plot.data) trace.meta.perplexity ??= trace.y;  // what it is drawn with at first
@@ -154,13 +153,14 @@ function showRows(plot) {
   const height = plot.layout.height + (rows.length - plot.data[0].y.length) * 21;
   const layout = {...plot.layout, height, yaxis: {...plot.layout.yaxis, range: [-0.7, rows.length - 0.3]},
     xaxis: {...plot.layout.xaxis, autorange: true}};
-  return Plotly.react(plot, whole.data.map(trace => take(trace, rows)), layout, configOf(plot)).then(() => retick(plot));
+  return Plotly.react(plot, whole.data.map(trace => take(trace, rows)), layout, configOf()).then(() => retick(plot));
 }
 function wireRows(select) { select.addEventListener('change', () => showRows(document.getElementById(select.dataset.rows))); }
 function take(trace, rows) {
   const of = list => rows.map(i => list[i]);
   const part = {...trace, x: of(trace.x), y: of(trace.y), customdata: of(trace.customdata)};
   if (Array.isArray(trace.text)) part.text = of(trace.text);
+  if (trace.type === 'bar') part.showlegend = part.x.some(size => size > 0);
   if (trace.meta) part.meta = {...trace.meta, ids: of(trace.meta.ids)};
   if (Array.isArray(trace.marker.symbol)) part.marker = {...trace.marker, symbol: of(trace.marker.symbol), color: of(trace.marker.color)};
   return part;
@@ -181,6 +181,6 @@ window.ready = Promise.all(Object.entries(store.figures).map(([id, figure]) => {
   document.querySelectorAll('select[data-plot]').forEach(wireHeat);
   document.querySelectorAll('select[data-lines]').forEach(wireLines);
   document.querySelectorAll('select[data-rows]').forEach(wireRows);
-  wireTheme(); wireTables(); wireFilters(); wireDetail(); wireSides();
+  wireTheme(); wireTables(); wireFilters(); wireDetail(); wireSides(); wireFold();
   document.body.dataset.ready = 'yes';
 });

@@ -30,9 +30,9 @@ _NAMED = 8  # points a note names
 _NOTE = (
     "Paired differences to the full cache on the same examples; bars are their 95 % intervals, the star and the dotted line "
     "at 0 are the full cache. Large, outlined points are on the frontier of the scores, as in the other view: a point there "
-    "whose bar holds 0 is not shown to differ from the full cache, and bars do not compare two points with each other. "
-    "Hollow markers: simulated storage."
+    "whose bar holds 0 is not shown to differ from the full cache, and bars do not compare two points with each other."
 )
+HOLLOW = " Hollow markers: simulated storage."
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def note(section: pd.DataFrame, paired: Paired) -> str:
     beyond = [f"{_name(section.loc[index], section)} {signed_small(value)}" for index, value in far.items()]
     gone = section.loc[paired.points.index[~paired.points["y"].map(math.isfinite)]]
     without = [f"{_name(row, section)} ({row['diff_reason']})" for _, row in gone.iterrows()]
-    lines = [_NOTE]
+    lines = [_NOTE + (HOLLOW if (section["storage"] == "simulated").any() else "")]
     if beyond:
         words = f"{_count(beyond, 'lies', 'lie')} above the range"
         lines.append(f"<b>{words}</b> (↑ at its edge; double click shows all), {_unit(section)}: {_list(beyond)}")

@@ -25,6 +25,7 @@ Y_TITLES = {"perplexity": "perplexity (lower is better)", "kl": "KL to the full 
 ALL = "all"
 _MARGIN = {"l": 64, "r": 16, "t": 24, "b": 60}
 _FIRST = 0.25  # share of the tokens kept that a page opens with
+_OTHERWISE = 0.05  # of the tokens: a share further from its name than that is said
 _CELL, _TALLEST = 46, 640  # pixels of a row of a map, and of all of them together
 _TEXTS = 24  # rows of a map up to which a cell has room for its number
 
@@ -64,8 +65,8 @@ def by_position(lines: list[tuple[pd.Series[Any], pd.DataFrame]], looks: Mapping
 def budgets(lines: list[tuple[pd.Series[Any], pd.DataFrame]]) -> tuple[dict[str, list[bool]], str]:
     """(which lines each choice shows, the choice to begin with).
 
-    A choice is a budget of this panel. Each stack shows its point nearest to it, by the share of tokens kept at the
-    end, so stacks with budgets in other units are there too; points without a budget are always shown.
+    A choice is a budget of this panel. A stack shows its points at that budget; one without any shows the point nearest to
+    them, by the share of tokens kept at the end, so budgets in other units are there too; points without a budget always show.
     """
     kept = [_kept(row) for row, _ in lines]
     groups: dict[str, list[float]] = {}
@@ -73,7 +74,7 @@ def budgets(lines: list[tuple[pd.Series[Any], pd.DataFrame]]) -> tuple[dict[str,
         if not math.isnan(share):
             groups.setdefault(_name(row), []).append(share)
     means = {name: sum(shares) / len(shares) for name, shares in groups.items()}
-    choices = {name: _nearest(lines, kept, means[name]) for name in sorted(means, key=lambda name: (means[name], name))}
+    choices = {name: _at(name, lines, kept, means[name]) for name in sorted(means, key=lambda name: (means[name], name))}
     first = min(choices, key=lambda name: abs(means[name] - _FIRST), default=ALL)
     return choices | {ALL: [True] * len(lines)}, first
 
@@ -88,12 +89,29 @@ def _name(row: pd.Series[Any]) -> str:
     return f"{unit}{row['budget_value']:g}"
 
 
+def _at(name: str, lines: list[tuple[pd.Series[Any], pd.DataFrame]], kept: list[float], target: float) -> list[bool]:
+    """Whether each line is shown at the budget of this name, whose points keep a share of `target` on average."""
+    named = [not math.isnan(share) and _name(row) == name for (row, _), share in zip(lines, kept, strict=True)]
+    have = {row["stack"] for (row, _), own in zip(lines, named, strict=True) if own}
+    nearest = _nearest(lines, kept, target)
+    return [
+        math.isnan(share) or (own if row["stack"] in have else near)
+        for (row, _), share, own, near in zip(lines, kept, named, nearest, strict=True)
+    ]
+
+
 def _nearest(lines: list[tuple[pd.Series[Any], pd.DataFrame]], kept: list[float], target: float) -> list[bool]:
     away = [math.inf if math.isnan(share) else abs(share - target) for share in kept]
     least: dict[str, float] = {}
     for (row, _), distance in zip(lines, away, strict=True):
         least[row["stack"]] = min(distance, least.get(row["stack"], math.inf))
-    return [d == least[row["stack"]] or math.isnan(k) for (row, _), d, k in zip(lines, away, kept, strict=True)]
+    return [distance == least[row["stack"]] for (row, _), distance in zip(lines, away, strict=True)]
+
+
+def kept_otherwise(lines: list[tuple[pd.Series[Any], pd.DataFrame]]) -> list[str]:
+    """Points that kept another share of the tokens than the fraction they are named by, with that share, as markup."""
+    shares = [(row["label"], _kept(row), row["budget_value"]) for row, _ in lines if _name(row).startswith("fraction ")]
+    return [f"{label} {kept:.0%}" for label, kept, asked in shares if abs(kept - asked) > _OTHERWISE]
 
 
 def _line(row: pd.Series[Any], part: pd.DataFrame, look: Look) -> go.Scatter:

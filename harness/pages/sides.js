@@ -47,23 +47,35 @@ function sidesFigure(left, right, both) {
   const layout = {...structuredClone({font: first.font, paper_bgcolor: first.paper_bgcolor, plot_bgcolor: first.plot_bgcolor,
     hoverlabel: first.hoverlabel, template: first.template}), height: 480, margin: {l: 72, r: 16, t: 16, b: 60}, showlegend: false,
     hovermode: 'closest', xaxis: axis('left', one), yaxis: axis('right', other), shapes: []};
-  if (one.metric === other.metric && pair.length) {
-    const all = [...trace.x, ...trace.y].filter(v => one.higher || v > 0), ends = [Math.min(...all), Math.max(...all)];
-    layout.shapes = [{type: 'line', x0: ends[0], y0: ends[0], x1: ends[1], y1: ends[1], layer: 'below',
-      line: {color: hue('#6b7280', dark), width: 1.2, dash: 'dot'}}];
-  }
+  const all = [...trace.x, ...trace.y].filter(v => v !== null && (one.higher || v > 0)), least = Math.min(...all), most = Math.max(...all);
+  layout.shapes = [{type: 'line', x0: least, y0: least, x1: most, y1: most, layer: 'below',
+    line: {color: hue('#6b7280', dark), width: 1.2, dash: 'dot'}}];
   return [[trace], layout];
 }
 // a name as Plotly's small HTML shows it: as it is
 function plainly(text) {
   return text.replace(/[&<>"']/g, mark => `&#${mark.charCodeAt(0)};`).replaceAll('%{', '%&#123;');
 }
+// only scores of one task in one unit are beside each other on a line
+function comparable(left, right) {
+  const [one, other] = [store.panels[left], store.panels[right]];
+  return left !== right && one.task === other.task && one.metric === other.metric;
+}
+function unlike(left, right) {
+  const [one, other] = [left, right].map(side => `${store.panels[side].task} (${store.panels[side].metric})`);
+  return left === right ? 'The same run twice: choose another one.' : `${one} and ${other} are not compared: choose two runs of one task and metric.`;
+}
 function showSides() {
   const [left, right] = ['left', 'right'].map(side => +document.querySelector(`[data-side=${side}]`).value);
-  const both = pairs(left, right), plot = document.getElementById('sides-plot');
+  const plot = document.getElementById('sides-plot'), alike = comparable(left, right), both = alike ? pairs(left, right) : [];
+  const better = `${store.panels[left].higher ? 'above' : 'below'} the dotted line the right one does better`;
+  document.getElementById('sides-note').textContent = !alike ? unlike(left, right) : !both.length ? 'They have no point in common.'
+    : `${both.length} points of the same stack at the same budget; ${better}. Intervals are those of each by itself.`;
+  plot.hidden = document.getElementById('sides-table').hidden = !both.length;
+  if (!both.length) return null;
   sidesTable(both);
   const [data, layout] = sidesFigure(left, right, both);
-  return Plotly.newPlot(plot, data, layout, configOf(plot)).then(() => { plot.on('plotly_click', event => pick(idOf(event.points[0]))); });
+  return Plotly.newPlot(plot, data, layout, configOf()).then(() => { plot.on('plotly_click', event => pick(idOf(event.points[0]))); });
 }
 function wireSides() {
   const card = document.getElementById('sides');
@@ -73,6 +85,8 @@ function wireSides() {
     store.panels.forEach((panel, i) => select.append(make('option', {value: i}, panel.title)));
     select.addEventListener('change', showSides);
   }
-  selects[1].selectedIndex = 1;
+  const places = store.panels.map((_, i) => i), left = places.find(i => places.some(other => comparable(i, other))) ?? 0;
+  selects[0].selectedIndex = left;
+  selects[1].selectedIndex = places.find(i => comparable(left, i)) ?? Math.min(1, places.length - 1);
   card.addEventListener('toggle', () => { if (card.open && !document.querySelector('#sides-plot.js-plotly-plot')) showSides(); });
 }

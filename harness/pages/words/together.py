@@ -139,7 +139,7 @@ def headline(found: Together) -> str:
     parts = "; ".join(f"{_called(panel)} {share_text(row['ratio'])} of the bytes, {judged(row)}" for panel, row in best.items())
     most = max(row.get("peak_ratio", math.nan) for row in best.values())
     over = f". Its prefill peaks at {share_text(most)} of the full cache's peak" if most > 1 else ""
-    return f"{_label(best)} is the smallest that is worse on none of them: {parts}{_settled(best)}{over}"
+    return f"{label(best)} is the smallest that is worse on none of them: {parts}{_settled(best)}{over}"
 
 
 def _settled(arm: Mapping[Panel, Row]) -> str:
@@ -171,7 +171,8 @@ def _called(panel: Panel) -> str:
     return f"{panel.name}{mode[panel.aware]}"
 
 
-def _label(arm: Mapping[Panel, Row]) -> str:
+def label(arm: Mapping[Panel, Row]) -> str:
+    """What the point is called."""
     return str(next(iter(arm.values()))["label"])
 
 
@@ -190,10 +191,10 @@ def cells(found: Together) -> list[list[Cell]]:
     """For each point its cells; a panel that lacks the point has dashes."""
     return [
         [
-            Cell(None, _label(arm)),
+            Cell(None, label(arm)),
             _peak(arm),
             *(cell for panel in found.panels for cell in _cells(arm.get(panel))),
-            *(Cell(None, "●" if _label(arm) in front else "") for front in found.fronts.values()),
+            *(Cell(None, "●" if label(arm) in front else "") for front in found.fronts.values()),
         ]
         for arm in found.arms
     ]
@@ -225,7 +226,7 @@ def printed(found: Together) -> list[dict[str, str]]:
     """The rows of a terminal's table: a column a panel, with bytes and verdict; intervals are in its own table."""
     return [
         {
-            "stack and point": _label(arm),
+            "stack and point": label(arm),
             **{_called(panel): _short(arm.get(panel)) for panel in found.panels},
             "peak": _peak(arm).text,
         }
