@@ -178,7 +178,7 @@ def label(arm: Mapping[Panel, Row]) -> str:
 
 def columns(found: Together) -> list[tuple[str, str]]:
     """(what a column is of, its head), in the order of `cells`; what concerns all is of nothing."""
-    own = [(panel.title, head) for panel in found.panels for head in ("of full", "vs full", "95 % paired", "verdict")]
+    own = [(panel.title, head) for panel in found.panels for head in ("of full", "verdict", "vs full", "95 % paired")]
     fronts = [("", f"frontier{_of_mode(aware, found)}") for aware in found.fronts]
     return [("", "stack and point"), ("", "peak incl. prefill"), *own, *fronts]
 
@@ -202,17 +202,17 @@ def cells(found: Together) -> list[list[Cell]]:
 
 def _cells(row: Row | None) -> list[Cell]:
     if row is None:
-        return [Cell(math.nan, "–"), Cell(math.nan, "–"), Cell(None, ""), Cell(None, "not run")]
+        return [Cell(math.nan, "–"), Cell(None, "not run"), Cell(math.nan, "–"), Cell(None, "")]
     share = Cell(row["ratio"], share_text(row["ratio"]))
     if row["stack"] == BASE:
-        return [share, Cell(math.nan, ""), Cell(None, ""), Cell(None, "base", verdict=True)]
+        return [share, Cell(None, "base", verdict=True), Cell(math.nan, ""), Cell(None, "")]
     told = compared(row)
     if told.unit == NATS:
         value, interval = signed_small(told.value), f"[{signed_small(told.low)}, {signed_small(told.high)}]"
     else:
         value, interval = signed(told.value), interval_text(told.low, told.high)
     known = math.isfinite(told.low) and math.isfinite(told.high)
-    return [share, Cell(told.value, value), Cell(None, interval if known else ""), Cell(None, judged(row), verdict=True)]
+    return [share, Cell(None, judged(row), verdict=True), Cell(told.value, value), Cell(None, interval if known else "")]
 
 
 def _peak(arm: Mapping[Panel, Row]) -> Cell:

@@ -65,5 +65,6 @@ def compared(row: Row) -> Compared:
 
 
 def amount(value: float, unit: str) -> str:
-    """A loss or a distance: two decimals, or two digits where these would be too few, and the unit."""
-    return f"{score_text(value) if value >= 0.095 else small(value)}{unit}"
+    """A loss or a distance with its unit: of shares as their intervals are printed, two digits where these are small."""
+    digits = f"{value:#.2g}" if unit == NATS and value < 9.95 else small(value) if value < 0.0095 else score_text(value)
+    return f"{digits}{unit}"
