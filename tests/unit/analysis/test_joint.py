@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def test_both_modes_and_a_stream_are_one_table_that_says_the_stream_is_one_run()
     (own,) = [cells for cells in together.cells(found) if cells[0].text == "a"]
     heads = [f"{of}: {head}" for of, head in together.columns(found)]
     verdicts = [cell.text for cell, head in zip(own, heads, strict=True) if head.endswith(": verdict")]
-    assert verdicts == ["no loss seen (≤ 0.32)", "maybe worse (≤ 0.80)", "clearly worse"] or verdicts[2].startswith("worse")
+    assert verdicts == ["no loss seen (≤ 0.32)", "worse ‡", "worse"]
     assert heads[-2:] == [": frontier, question unseen", ": frontier, question seen"]
 
 
@@ -140,7 +141,8 @@ def test_the_terminal_and_the_page_show_one_table(tmp_path: Path, capsys: pytest
     words = " ".join(printed.split())  # a title wider than its table is folded
     assert found.title in words and together.headline(found) in words
     for cells, row in zip(together.cells(found), together.printed(found), strict=True):
-        assert all(text in printed for text in row.values()) and all(cell.text in page for cell in cells)
+        assert all(text in printed for text in row.values())
+        assert all(json.dumps(cell.text)[1:-1] in page for cell in cells)
     assert all(f'data-of="{of}"' in page for of, _ in together.columns(found) if of)
 
 
