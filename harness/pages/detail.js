@@ -87,7 +87,7 @@ function elsewherePart(id) {
   const others = label.map((_, other) => other).filter(other => label[other] === label[id] && panelOf(other) !== mine);
   if (!others.length) return [];
   return [part('The same point elsewhere', make('div', {class: 'elsewhere'}, ...others.slice(0, 12).map(other => {
-    const button = make('button', {type: 'button', class: 'copy'}, briefly(panelOf(other)));
+    const button = make('button', {type: 'button'}, briefly(panelOf(other)));
     button.addEventListener('click', () => pick(other, null, true)); return button;
   })))];
 }

@@ -62,4 +62,5 @@ def content(page: Path) -> dict[str, Any]:
     for trace in (trace for figure in found["figures"].values() for trace in figure["data"]):
         if trace["type"] != "heatmap" and "customdata" in trace:
             trace["customdata"] = [hover(number) for number in trace["customdata"]]
+    found["points"]["about"] = list(map(hover, found["points"]["about"]))
     return found

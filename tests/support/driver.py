@@ -77,3 +77,33 @@ def value(driver: Any, expression: str) -> Any:
     return driver.execute_async_script(
         f"const done = arguments[0]; (async () => ({expression}))().then(done, e => done('fault: ' + e))"
     )
+
+
+def find(driver: Any, css: str) -> Any:
+    return driver.find_element("css selector", css)
+
+
+def press(driver: Any, *keys: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    ActionChains(driver).send_keys(*keys).perform()
+
+
+def choose(driver: Any, css: str, text: str) -> None:
+    """Select the first option that starts with a text, as a user does."""
+    from selenium.webdriver.support.ui import Select
+
+    select = Select(find(driver, css))
+    select.select_by_visible_text(next(one.text for one in select.options if one.text.startswith(text)))
+
+
+def downloaded(folder: Path, name: str) -> str:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(folder, 20, poll_frequency=0.05).until(lambda here: (here / name).exists() and (here / name).stat().st_size)
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def point(label: str, panel: int = 0) -> str:
+    """The script expression of the place of a point."""
+    return f"store.points.label.findIndex((one, id) => one === '{label}' && store.points.panel[id] === {panel})"

@@ -143,23 +143,30 @@ def test_it_draws_everything_offline_without_a_fault(page: Path, tmp_path: Path)
 
 
 @pytest.mark.browser
-def test_hover_gives_the_full_name_budget_bytes_score_and_status(page: Path, tmp_path: Path) -> None:
+def test_hover_gives_name_score_bytes_and_verdict_and_the_panel_of_details_the_rest(page: Path, tmp_path: Path) -> None:
     names = json.dumps([*LONG, "sink_h2o_int8"])
     shown = ask(
         page,
         f"""{{ const plot = document.getElementById('s0-frontier'), out = {{}};
         for (const name of {names}) {{
-          Plotly.Fx.hover(plot, [{{curveNumber: plot.data.findIndex(t => t.name === name), pointNumber: 0}}]);
+          const curveNumber = plot.data.findIndex(t => t.name === name);
+          Plotly.Fx.hover(plot, [{{curveNumber, pointNumber: 0}}]);
           await new Promise(done => setTimeout(done, 300));
-          out[name] = plot.querySelector('.hoverlayer').textContent; }}
+          pick(plot.data[curveNumber].meta.ids[0]);
+          out[name] = [plot.querySelector('.hoverlayer').textContent, document.querySelector('#detail .about').textContent,
+            plot.data[curveNumber].customdata[0].split('<br>').length]; }}
         return out; }}""",
         tmp_path,
     )
     for name in LONG:
-        assert name in shown[name]
-        assert "simulated" in shown[name]
-    text = shown["sink_h2o_int8"]
-    for part in ("sink_h2o_int8 0.05", "n 20", "query-agnostic", "budget fraction 0.05", "MiB", "all examples ok"):
+        assert name in shown[name][0]
+        assert "simulated" in shown[name][0]
+    hover, text, lines = shown["sink_h2o_int8"]
+    assert lines == 4
+    for part in ("sink_h2o_int8 0.05", "n 20", "query-agnostic", "MiB", "% of full", "vs full "):
+        assert part in hover and part in text
+    assert "keep." not in hover and "_target_" not in text
+    for part in ("budget fraction 0.05", "all examples ok"):
         assert part in text
     for part in ("payload", "metadata", "positions", "state", "logical", "keep.scorer=sink_h2o", "phase always"):
         assert part in text
@@ -225,7 +232,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_streams(folder, stream(folder, STREAMED, (0.1, 0.25, 0.5, 0.8)))
 
 
-def test_curves_look_like_their_stack_and_hover_has_everything(streams: Path) -> None:
+def test_curves_look_like_their_stack_and_hover_says_which_point_they_are(streams: Path) -> None:
     figures = content(streams)["figures"]
     known = {t["name"]: (t["marker"]["color"], t["marker"]["symbol"][0], t["line"]["dash"])
              for t in figures["s0-frontier"]["data"] if t["name"] != "frontier"}  # fmt: skip
@@ -235,8 +242,10 @@ def test_curves_look_like_their_stack_and_hover_has_everything(streams: Path) ->
         assert known[line["legendgroup"]] == (line["marker"]["color"], line["marker"]["symbol"][0], line["line"]["dash"])
     assert figures["s0-curves0"]["layout"]["yaxis"]["type"] == "log"
     about = lines["tova 0.25"]["hovertemplate"]
+    assert len(about.removesuffix("<extra></extra>").split("<br>")) == 1 + 4 and "<b>tova 0.25</b>" in about
+    (known,) = [text for text in content(streams)["points"]["about"] if "<b>tova 0.25</b>" in text]
     for part in ("budget fraction 0.25", "keep.scorer=tova", "keep.sinks=4", "top-1 agreement 90.5 %", "attention error 0.1"):
-        assert part in about
+        assert part in known
     assert lines["tova 0.25"]["text"][1].startswith("positions 64–127: perplexity <b>")
     assert lines["tova 0.25"]["text"][1].endswith("n 192 tokens of 3 documents")
 
@@ -306,9 +315,7 @@ def test_the_budget_selector_keeps_many_curves_readable(streams: Path, tmp_path:
         "positions 128–191",
         "n 192 tokens",
         "h2o 0.25",
-        "keep.scorer=h2o",
-        "budget fraction 0.25",
-        "KL to full 0.095",
+        "nats a token",
     ):
         assert part in seen["hover"]
     assert (seen["kl"]["type"], seen["linear"]["type"]) == ("log", "linear")

@@ -54,7 +54,7 @@ def test_hostile_names_are_text_everywhere(page: Path, tmp_path: Path) -> None:
             if (plot._fullData[i].visible !== true || plot._fullData[i].hoverinfo === 'skip') continue;
             try { Plotly.Fx.hover(plot, [{curveNumber: i, pointNumber: trace.type === 'heatmap' ? [0, 0] : 0}], subplot); }
             catch (e) { continue; }
-            await pause(5); out.hover.push(plot.querySelector('.hoverlayer').textContent); }
+            await pause(60); out.hover.push(plot.querySelector('.hoverlayer').textContent); }
         for (const select of document.querySelectorAll('select[data-plot]')) for (let i = 0; i < select.options.length; i += 1) {
           select.selectedIndex = i; select.dispatchEvent(new Event('change')); await pause(60);
           const plot = document.getElementById(select.dataset.plot);

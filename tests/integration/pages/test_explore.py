@@ -6,7 +6,6 @@ Every session ends with an empty console and without a single request.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,63 +14,15 @@ import pytest
 from harness.pages.markup import one_line
 from tests.support import explored
 from tests.support import hostile_names as hostile
-from tests.support.driver import opened, value, wait
+from tests.support.driver import choose, downloaded, find, point, press, value, wait
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return explored.write(tmp_path_factory.mktemp("explored") / "page.html")
-
-
-@pytest.fixture(scope="module")
-def session(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
-    scratch = tmp_path_factory.mktemp("browser")
-    with opened(page, scratch) as driver:
-        yield driver, scratch / "downloads"
-        assert driver.execute_script("return window.PWNED ?? null") is None
-
-
-@pytest.fixture
-def driver(session: tuple[Any, Path], page: Path) -> Any:
-    session[0].get(page.as_uri())
-    wait(session[0], "document.body.dataset.ready === 'yes'")
-    return session[0]
-
-
-def find(driver: Any, css: str) -> Any:
-    return driver.find_element("css selector", css)
-
-
-def press(driver: Any, *keys: str) -> None:
-    from selenium.webdriver import ActionChains
-
-    ActionChains(driver).send_keys(*keys).perform()
-
-
-def point(label: str, panel: int = 0) -> str:
-    return f"store.points.label.findIndex((one, id) => one === '{label}' && store.points.panel[id] === {panel})"
 
 
 def row(driver: Any, label: str) -> Any:
     found = find(driver, f'#s0-points0 tr[data-id="{value(driver, point(label))}"]')
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
     return found
-
-
-def choose(driver: Any, css: str, text: str) -> None:
-    from selenium.webdriver.support.ui import Select
-
-    select = Select(find(driver, css))
-    select.select_by_visible_text(next(one.text for one in select.options if one.text.startswith(text)))
-
-
-def downloaded(folder: Path, name: str) -> str:
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(folder, 20, poll_frequency=0.05).until(lambda here: (here / name).exists() and (here / name).stat().st_size)
-    return (folder / name).read_text(encoding="utf-8")
 
 
 def test_a_click_on_a_point_opens_all_that_is_known_of_it(driver: Any) -> None:
@@ -157,7 +108,7 @@ def test_the_keyboard_reaches_rows_points_and_the_way_back(driver: Any) -> None:
 
 
 SHOWN = """(() => { const plot = document.getElementById('s0-frontier'), out = new Set();
-  for (const trace of plot.data) if (trace.mode === 'lines+markers') trace.x.forEach((x, i) => { if (x !== null) out.add(trace.meta.ids[i]); });
+  for (const trace of plot.data) if (trace.mode === 'lines+markers' && !trace.meta.base) trace.x.forEach((x, i) => { if (x !== null) out.add(trace.meta.ids[i]); });
   const labels = ids => [...new Set([...ids].map(id => store.points.label[id]))].sort();
   return {points: labels(out), rows: labels([...document.querySelectorAll('#s0-points0 tbody tr')].filter(r => !r.hidden).map(r => +r.dataset.id)),
     bars: [...document.getElementById('s0-bytes0').data[0].y].sort(), said: document.getElementById('passing').textContent,
@@ -238,6 +189,8 @@ def test_a_figure_is_taken_along_as_svg(driver: Any, session: tuple[Any, Path]) 
     )
     text = downloaded(session[1], "s0-frontier.svg")
     assert text.startswith("<svg") and "question unseen while compressing" in text
+    for part in ("smollm2 · needle: Quality against KV bytes", "higher is better · n = 20 a point", ">full<", ">int8<"):
+        assert part in text
 
 
 def test_bits_of_keys_and_values_are_a_map_whose_cells_open(driver: Any) -> None:
@@ -264,8 +217,10 @@ def test_two_runs_side_by_side(driver: Any) -> None:
     left, right = (value(driver, f"store.points.score[{point('h2o 0.1', panel)}]") for panel in (0, 1))
     assert [float(rows["h2o 0.1"][i]) for i in (1, 2, 3)] == pytest.approx([left, right, right - left], abs=1e-3)
     assert hostile.RUNS in rows
+    assert value(driver, "document.getElementById('sides-plot').layout.shapes.length") == 1
     choose(driver, "[data-side=right]", "smollm2 · docqa")
-    assert "docqa" in value(driver, "document.getElementById('sides-plot').layout.yaxis.title.text")
+    assert not find(driver, "#sides-plot").is_displayed() and not find(driver, "#sides-table").is_displayed()
+    assert find(driver, "#sides-note").text.startswith("needle (contains) and docqa (contains) are not compared")
 
 
 LIGHT, DARK = "rgb(244, 246, 248)", "rgb(15, 18, 22)"
