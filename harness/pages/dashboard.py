@@ -25,8 +25,8 @@ from harness.pages.frame import render
 from harness.pages.hover import about, hover, is_stream
 from harness.pages.looks import looks
 from harness.pages.markup import as_markup, markup, one_line
-from harness.pages.words.again import command
 from harness.pages.words.looking import looking_at
+from harness.pages.words.point_command import command
 from harness.pages.words.together import together
 from harness.records.atomic import replace
 

@@ -123,9 +123,8 @@ def _notes_text(lines: list[str]) -> Text:
 
 def _table(group: pd.DataFrame, title: str) -> Group:
     table = _empty(title)
-    for name in ("n", "score [95 %]", "vs full [95 %, paired]"):
+    for name in ("n", "score [95 %]", "vs full [95 %, paired]", "verdict"):
         table.add_column(name, justify="right" if name == "n" else "left", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
     for name in ("KV bytes", "of full"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("front", justify="center", no_wrap=True)
@@ -236,8 +235,8 @@ def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
 
 
 def _contrast_notes(group: pd.DataFrame, against: str) -> list[str]:
-    lines = [f"difference: the stack minus {against} on the same prompts; its verdict says which is better, whatever the sign."]
-    lines.append("No interval and no p is adjusted for how many points are compared.")
+    lines = [f"difference: the stack minus {against} on the same prompts; (≤ X): it may do worse by up to X."]
+    lines += ["The verdict says which is better, whatever the sign. Nothing is adjusted for how many points are compared."]
     if group["verdict"].eq(TOO_FEW).any():
         lines.append(glossary.VERDICTS[TOO_FEW].text)
     if (group[["storage", "against_storage"]] == "simulated").any(axis=None):

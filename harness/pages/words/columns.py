@@ -52,7 +52,9 @@ COLUMNS: dict[str, Entry] = {
             "about how many documents an open verdict takes, if more of them do as these did",
             "As a plan; a guarantee takes more: harness.recommend says how many",
         ),
-        Entry("KV bytes", "allocated bytes of one sample once its context was compressed (streams: the time mean)", _MEASURED),
+        Entry(
+            "KV bytes", "allocated bytes of one sample once its context was compressed (streams: the mean over time)", _MEASURED
+        ),
         Entry("of full", "these bytes over the full cache's at the same moment", _MEASURED),
         Entry("kept", "tokens that are stored over tokens read, mean over layers and heads (streams: at the end)", _MEASURED),
         Entry("KL to full", "how far the next-token distribution is from the full cache's, nats a token", _MEASURED),
