@@ -74,7 +74,10 @@ def settling(ranked: pd.DataFrame, records: Iterable[Record]) -> pd.Series[float
     if not left:
         return found
     every = configurations(records)
-    bases = {point.run: point for point in every if point.first["stack"] == BASE}
+    bases: dict[tuple[Any, ...], dict[Any, Record]] = {}
+    for point in every:
+        if point.first["stack"] == BASE:
+            bases.setdefault(point.run, {}).update(point.latest)
     for point in every:
         if (*point.run, point.label) in left:
             index, row = left[(*point.run, point.label)]
@@ -94,9 +97,9 @@ def _more_of(row: Mapping[Any, Any]) -> float:
     return max(1.0, ((high - low) / 2 / wanted) ** 2) if wanted else math.nan
 
 
-def _more_pairs(point: Point, base: Point) -> float:
+def _more_pairs(point: Point, base: Mapping[Any, Record]) -> float:
     """How many times as many pairs of right and wrong answers, each kind in the same share as now."""
-    pairs = [(number(record["score"]), number(base.latest[name]["score"])) for name, record in point.scored.items()]
+    pairs = [(number(record["score"]), number(base[name]["score"])) for name, record in point.scored.items()]
     counts = np.array([pairs.count(kind) for kind in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0))], dtype=np.float64)
     groups = np.array([document_of(record) for record in point.scored.values()], dtype=object)
     worth = effective_size(np.array([one - other for one, other in pairs]), groups)

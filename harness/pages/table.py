@@ -26,6 +26,7 @@ from harness.citations.bibliography import Entry
 from harness.pages import glossary
 from harness.pages.markup import one_line
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
+from harness.pages.words.columns import Entry as Meaning
 from harness.pages.words.remarks import above_full, remarks
 from harness.pages.words.verdicts import compared
 
@@ -162,7 +163,7 @@ def _notes(group: pd.DataFrame) -> list[str]:
     return lines + above_full(group) + [f"{_names(labels)}: {note}" for note, labels in notes.items()]
 
 
-def _met(group: pd.DataFrame) -> Iterator[glossary.Entry]:
+def _met(group: pd.DataFrame) -> Iterator[Meaning]:
     """The entries of the labels that the table prints."""
     yield glossary.FLAGS["frontier"]
     met = {compared(row).key for row in rows_of(group[group["stack"] != BASE])}
@@ -209,12 +210,8 @@ def _base_has(name: str) -> bool:
 def _contrast_table(group: pd.DataFrame, title: str) -> Group:
     against = group["against"].iloc[0]
     table = _empty(title)
-    for name in ("n", "score", "against"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("difference [95 %, paired]", no_wrap=True)
-    table.add_column("McNemar p", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("bytes to it", justify="right", no_wrap=True)
+    for name in ("n", "score", "against", "difference [95 %, paired]", "McNemar p", "verdict", "bytes to it"):
+        table.add_column(name, justify="left" if name.startswith(("difference", "verdict")) else "right", no_wrap=True)
     for row in rows_of(group.sort_values(["bytes_context", "label"], na_position="last")):
         table.add_row(*_contrast_cells(row))
     return Group(table, _notes_text(_contrast_notes(group, against)), Text(""))

@@ -15,10 +15,15 @@ function idsOf(row) { return row.dataset.id.split(' ').map(Number); }
 function firstOf(row) { const ids = idsOf(row); return ids.find(isOn) ?? ids[0]; }
 // a verdict says on hover what the glossary of the page says of it, whatever number stands in it
 function explain() {
-  const known = [...document.querySelectorAll('#labels tbody tr')].map(({cells: [, label, meaning, trust]}) => [label.textContent,
-    `${label.textContent}: ${meaning.textContent}. Trust it? ${trust.textContent}.`]);
-  const of = text => (known.find(([label]) => label === text) ?? known.find(([label]) => label.includes('X')
-    && text.startsWith(label.split('X')[0])))?.[1];
+  const known = [...document.querySelectorAll('#labels tbody tr')].map(({cells: [, label, meaning, trust]}) =>
+    [...label.textContent.split('X'), `${meaning.textContent}. Trust it? ${trust.textContent}.`]);
+  const of = text => {
+    for (const [start, ...rest] of known) {
+      const said = rest.pop(), [end] = rest;
+      if (end === undefined ? start === text : text.startsWith(start) && text.endsWith(end))
+        return `${text}: ${end === undefined ? said : said.replaceAll(/\bX\b/g, text.slice(start.length, text.length - end.length))}`;
+    }
+  };
   for (const cell of document.querySelectorAll('[data-tip]')) {
     const [verdict, mark] = cell.textContent.split(' ‡');
     cell.title = [of(verdict), mark === undefined ? undefined : of('‡')].filter(Boolean).join('\n');

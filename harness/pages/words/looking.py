@@ -83,7 +83,7 @@ def _tasks(points: pd.DataFrame, cells: pd.DataFrame, manifests: Manifests) -> I
 
 def _size(panel: pd.DataFrame) -> str:
     """How many examples of how many tokens of context, as the full cache read them."""
-    most = panel.loc[panel["n"].idxmax()]
+    most = panel.iloc[int(panel["n"].to_numpy().argmax())]
     base = panel[(panel["stack"] == BASE) & (panel["n"] > 0)]
     row = base.iloc[0] if len(base) else most
     stream = is_stream(row)

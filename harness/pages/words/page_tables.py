@@ -20,8 +20,10 @@ from harness.pages.words.columns import tip
 from harness.pages.words.remarks import kept_share, peak_text
 
 NUMBER, VERDICT, WORDS = "v", "t", "l"  # the first letter of a cell
-PAPER = ("stack and point", "n", "score", "95 %", "vs full", "95 % paired", "nats vs full", "95 % in nats", "verdict")
-PAPER += ("KV bytes", "of full", "peak incl. prefill")  # columns that go into LaTeX and Markdown; of a joint table all do
+PAPER = (
+    *("stack and point", "n", "score", "95 %", "vs full", "95 % paired", "nats vs full", "95 % in nats", "verdict"),
+    *("KV bytes", "of full", "peak incl. prefill"),
+)  # columns that go into LaTeX and Markdown; of a joint table all do
 
 
 def points_table(panel: pd.DataFrame, ident: str) -> tuple[str, list[list[str]], list[int]]:

@@ -36,7 +36,7 @@ def above_full(group: pd.DataFrame) -> list[str]:
     if over.empty:
         return []
     others = int((group["stack"] != BASE).sum())
-    most = over.loc[over["peak_ratio"].idxmax()]
+    most = over.iloc[int(over["peak_ratio"].to_numpy().argmax())]
     return [
         f"Peak: {len(over)} of {others} points hold more than the full cache ever does while the context is compressed, "
         f"{most['label']} {share_text(most['peak_ratio'])}: the exact context and its compressed copy are there together."
