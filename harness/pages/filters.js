@@ -105,7 +105,7 @@ function limitOf(text) {
   return !found ? undefined : found[2] === '%' ? {share: size / 100} : {bytes: size * UNITS[found[2].toUpperCase()]};
 }
 function limitInput() {
-  const input = make('input', {type: 'search', id: 'limit', size: 11, placeholder: '8 MiB or 50 %',
+  const input = make('input', {type: 'search', id: 'limit', size: 12, placeholder: '8 MiB or 50 %',
     title: 'the most KV bytes that a sample may hold once compressed, or their share of the full cache: marks the best point that fits'});
   input.addEventListener('change', () => {
     const asked = limitOf(input.value);

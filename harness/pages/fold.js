@@ -18,7 +18,7 @@ function panelAxes(layout) {
 }
 function remember(layout) {
   const {height, legend, margin} = layout;
-  return structuredClone({height, legend, margin, titles: (layout.annotations ?? []).filter(note => note.name !== 'spot'),
+  return structuredClone({height, legend, margin, titles: layout.annotations ?? [],
     axes: panelAxes(layout).map(([x, y]) => [x.domain, y.domain, y.showticklabels, y.title])});
 }
 function restore(layout, was) {
@@ -35,8 +35,7 @@ function restore(layout, was) {
 }
 // the titles of the panels take these places; their texts stay what a selector has made of them
 function retitle(layout, titles) {
-  const now = (layout.annotations ?? []).filter(note => note.name !== 'spot');
-  if (now.length) layout.annotations = now.map((note, i) => ({...note, ...titles[i], text: lined(note.text)}));
+  if (titles.length) layout.annotations = layout.annotations.map((note, i) => ({...note, ...titles[i], text: lined(note.text)}));
 }
 function stack(layout) {
   const axes = panelAxes(layout), n = axes.length, inner = n * PANEL + (n - 1) * BETWEEN, step = (PANEL + BETWEEN) / inner;
@@ -46,7 +45,7 @@ function stack(layout) {
     if (!y.title?.text && axes[0][1].title) y.title = structuredClone(axes[0][1].title);
     if (x.title?.text) x.title = {...x.title, text: lined(x.title.text)};
   });
-  if (layout.annotations) layout.annotations = layout.annotations.filter(note => note.name !== 'spot').map((note, i) => ({...note,
+  if (layout.annotations) layout.annotations = layout.annotations.map((note, i) => ({...note,
     x: 0.5, y: 1 - i * step, text: lined(note.text), font: {...note.font, size: 13}}));
   return inner;
 }

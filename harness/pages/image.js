@@ -10,6 +10,7 @@ function takeImage(plot, format) {
   const height = plot._fullLayout.height + room;
   layout.title = {text: `<b>${title}</b>${below ? `<br><span style="font-size:13px">${below}</span>` : ''}`, font: {size: 17, color: hue(INK, painted)},
     x: 0, xref: 'container', xanchor: 'left', y: 1, yref: 'container', yanchor: 'top', pad: {l: 16, t: 24}};
+  if (isNamed(plot)) layout.annotations = [...(layout.annotations ?? []), ...annotations(plot)];
   layout.margin = {...layout.margin, t: layout.margin.t + room};
   Object.assign(layout, {height, width: plot._fullLayout.width, autosize: false});
   if (layout.legend?.yref === 'container' && layout.legend.yanchor === 'top') layout.legend.y = 1 - (room + 6) / height;

@@ -40,8 +40,7 @@ function retick(plot) {
     changes[name + '.ticktext'] = values.map(v => +v.toPrecision(4)).map(
       v => v < 0.01 ? v.toExponential() : v.toLocaleString('en'));
   }
-  if (isNamed(plot)) changes.annotations = annotations(plot);
-  return Plotly.relayout(plot, changes);
+  return Plotly.relayout(plot, changes).then(() => { if (isNamed(plot)) showNames(plot); });
 }
 function axesOf(plot, letter) {
   return Object.keys(plot._fullLayout).filter(key => new RegExp('^' + letter + 'axis[0-9]*$').test(key));

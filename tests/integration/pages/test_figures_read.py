@@ -15,7 +15,7 @@ from tests.support.driver import choose, find, point, press, value, wait
 pytestmark = pytest.mark.browser
 
 PLOT = "document.getElementById('s0-frontier')"
-BOXES = f"""(() => [...{PLOT}.querySelectorAll('.annotation-text-g')].map(one => {{
+BOXES = f"""(() => [...{PLOT}.querySelectorAll('.names span')].map(one => {{
   const {{left, top, right, bottom}} = one.getBoundingClientRect(); return [one.textContent, left, top, right, bottom]; }}))()"""
 
 
@@ -41,7 +41,7 @@ def test_the_frontier_is_named_in_the_figure_and_no_name_covers_another(driver: 
     texts = [box[0] for box in boxes]
     assert texts.count("full") == 2, "in both modes"
     front = set(value(driver, f"{PLOT}.data.flatMap(t => Object.values(t.meta?.labels ?? {{}}))"))
-    named = {re.sub(r" [+]\d+$", "", text) for text in texts if not re.search(r"^\d+ points$|^query-", text)}
+    named = {re.sub(r" [+]\d+$", "", text) for text in texts if not re.search(r"^\d+ points$", text)}
     assert len(named) > 2 and named <= front
     assert overlapping(boxes) == []
 
@@ -134,6 +134,7 @@ def test_a_row_of_tasks_together_opens_its_first_task_and_leads_to_the_others(dr
     assert "smollm2, docqa, query-agnostic" in others
     driver.find_elements("css selector", "#detail .elsewhere button")[others.index("smollm2, docqa, query-agnostic")].click()
     assert find(driver, "#detail h2").text == name and "docqa" in find(driver, "#detail p.quiet").text
+    value(driver, "unpick()")
 
 
 def test_a_map_opens_at_the_point_that_the_headline_names(driver: Any) -> None:
@@ -149,6 +150,7 @@ def test_the_bytes_of_a_stream_are_shares_of_the_full_cache_at_the_same_moment(d
     ]
     assert sum(shares) == pytest.approx(100, abs=0.1)
     assert "full cache at the end of the stream" in find(driver, "#detail .bars + p").text
+    value(driver, "unpick()")
 
 
 FOLDED = f"""(() => {{ const l = {PLOT}._fullLayout; return {{x: [l.xaxis.domain, l.xaxis2.domain],
