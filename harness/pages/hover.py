@@ -21,6 +21,7 @@ from harness.pages.markup import markup
 from harness.pages.table import problems
 from harness.pages.units import iec, interval_text, score_text, share_text, signed, signed_small, small
 from harness.pages.words.remarks import over_full, peak_text
+from harness.pages.words.verdicts import provable
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
@@ -100,7 +101,7 @@ def _tests(row: Row) -> list[str]:
     known = (
         ("McNemar p", row["mcnemar_p"], ""),
         ("among all points p", row.get("holm_p", math.nan), " (Holm)"),
-        ("could prove a loss of", row.get("detectable", math.nan), ""),
+        ("could prove a loss of", provable(row), " nats" if is_stream(row) else ""),
         ("open verdict settled by about", row.get("settled_by", math.nan), " documents"),
     )
     found += [f"{name} {small(value)}{more}" for name, value, more in known if math.isfinite(value)]

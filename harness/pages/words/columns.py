@@ -43,8 +43,8 @@ COLUMNS: dict[str, Entry] = {
         Entry("Holm p", "p of the difference, adjusted for all points of the run and mode", "Yes"),
         Entry(
             "could prove",
-            "the smallest loss that so many documents would have shown as worse; not what is excluded, which is where the "
-            "paired interval ends",
+            "the smallest loss that so many documents would have shown as worse (streams: in nats); not what is excluded, which "
+            "is where the paired interval ends",
             "Yes; a smaller loss may be there unproven",
         ),
         Entry(
@@ -93,6 +93,8 @@ COLUMNS: dict[str, Entry] = {
 WORDS: dict[str, Entry] = {
     entry.printed: entry
     for entry in (
+        Entry("contains", "share of outputs in which the right answer stands, capitals and marks aside", _SURE),
+        Entry("perplexity", "exp of the mean log-loss of a token, over all documents", _SURE),
         Entry(
             "hypervolume",
             "area under the frontier: log2 of the saving times the share of the score above chance that is kept; not shown "

@@ -19,6 +19,7 @@ from harness.pages.hover import is_stream
 from harness.pages.markup import markup
 from harness.pages.units import score_text
 from harness.pages.words.abouts import about
+from harness.pages.words.columns import WORDS
 
 Manifests = Mapping[str, Mapping[str, Any]]
 
@@ -78,7 +79,13 @@ def _tasks(points: pd.DataFrame, cells: pd.DataFrame, manifests: Manifests) -> I
         lengths = f" (asked for: {', '.join(f'{length:,.0f}' for length in asked)})" if asked and len(asked) <= 8 else ""
         chance = f", a guess gets {score_text(first['chance'])}" if pd.notna(first["chance"]) else ""
         what = markup(about("task", str(task)))
-        yield str(task), f"{what} {sizes}{lengths}. Score: {first['metric']}, {better} is better{chance}.".strip()
+        yield str(task), f"{what} {sizes}{lengths}. Score: {_metric(first)}{better} is better{chance}.".strip()
+
+
+def _metric(row: Row) -> str:
+    """The name of a score, and what it is where the glossary knows it."""
+    entry = WORDS.get(str(row["metric"]))
+    return f"{row['metric']} ({entry.meaning}), " if entry else f"{row['metric']}, "
 
 
 def _size(panel: pd.DataFrame) -> str:

@@ -18,6 +18,7 @@ from harness.pages.units import iec, interval_text, score_text, share_text, sign
 from harness.pages.words import together
 from harness.pages.words.columns import tip
 from harness.pages.words.remarks import kept_share, peak_text
+from harness.pages.words.verdicts import provable
 
 NUMBER, VERDICT, WORDS = "v", "t", "l"  # the first letter of a cell
 PAPER = (
@@ -90,7 +91,7 @@ def _cells(row: Row, faithful: bool) -> dict[str, str]:
         **(_nats(row) if stream else {}),
         "verdict": VERDICT + (glossary.VERDICTS["base"].printed if base else glossary.judged(row)),
         "Holm p": _number(row["holm_p"], small(row["holm_p"])),
-        "could prove": _number(row["detectable"], small(row["detectable"])),
+        "could prove": _number(provable(row), small(provable(row))),
         "settled by": _number(row["settled_by"], f"{row['settled_by']:,.0f}" if math.isfinite(row["settled_by"]) else ""),
         f"KV bytes{mean}": _number(row["bytes_context"], iec(row["bytes_context"])),
         "of full": _number(row["ratio"], share_text(row["ratio"])),

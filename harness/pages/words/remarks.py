@@ -59,14 +59,11 @@ def _tail(row: Row) -> str:
     share = row["allocated_tail"] / sum(kinds) if sum(kinds) > 0 else math.nan
     if not share > TAIL:
         return ""
-    size = f"{iec(row['allocated_tail'])}, {share_text(share)} of its bytes"
-    return f"exact tail: {size}, are tokens not in codes; on longer prompts that share falls"
+    return f"exact tail: {share_text(share)} of its bytes ({iec(row['allocated_tail'])}), less on longer prompts"
 
 
 def _kept(row: Row) -> str:
     share, asked = kept_share(row), row["budget_value"] if str(row["budget_unit"]) == "fraction" else math.nan
     if not abs(share / asked - 1) > _OTHER:
         return ""
-    return (
-        f"kept {share_text(share)} of the tokens, not {share_text(asked)}: that is of the context alone (phase {row['phase']})"
-    )
+    return f"kept {share_text(share)} of the tokens, not {share_text(asked)}, which is of the context (phase {row['phase']})"

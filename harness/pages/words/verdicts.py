@@ -64,6 +64,13 @@ def compared(row: Row) -> Compared:
     return Compared(verdict, row[names[0]], row["diff_lo"], row["diff_hi"], higher, unit)
 
 
+def provable(row: Row) -> float:
+    """The smallest loss that the point's documents could have proven, in the unit of `compared`; NaN where not known."""
+    if math.isfinite(row["nll_diff"]):
+        return float(row["nll_diff_hi"] - row["nll_diff_lo"]) / 2
+    return float(row.get("detectable", math.nan))
+
+
 def amount(value: float, unit: str) -> str:
     """A loss or a distance with its unit: of shares as their intervals are printed, two digits where these are small."""
     digits = f"{value:#.2g}" if unit == NATS and value < 9.95 else small(value) if value < 0.0095 else score_text(value)
