@@ -8,8 +8,8 @@ const wide = {}; // by figure: what of its layout is changed, as it was
 function lined(text) {
   if (!NARROW.matches) return text.replaceAll('<br>', ' ');
   return text.replaceAll('<br>', ' ').split(' ').reduce((lines, word) => {
-    if (lines.length && `${lines.at(-1)} ${word}`.replace(/<[^>]*>/g, '').length <= LINE) lines[lines.length - 1] += ` ${word}`; else lines.push(word);
-    return lines;
+    const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
+    return longer.replace(/<[^>]*>/g, '').length <= LINE ? [...lines.slice(0, -1), longer] : [...lines, word];
   }, []).join('<br>');
 }
 function panelAxes(layout) {
@@ -66,7 +66,8 @@ function fold(plot, data, layout) {
   }
   const inner = stack(layout);
   layout.margin.t = layout.annotations?.length ? 76 : 44;
-  const names = data.filter(trace => trace.showlegend !== false && trace.visible !== false && trace.type !== 'heatmap').map(trace => trace.name ?? '');
+  const names = data.filter(({showlegend, visible, type}) => showlegend !== false && visible !== false && type !== 'heatmap')
+    .map(trace => trace.name ?? '');
   const widths = names.reduce((sum, name) => sum + 50 + 6.6 * name.length, 0), rows = Math.ceil(1.15 * widths / (plot.clientWidth - 62));
   const below = names.length ? Math.min(rows, 14) * 21 + 16 : 0;
   layout.margin.b += below + 16;

@@ -12,8 +12,8 @@ from harness.analysis.point_row import BASE
 from harness.analysis.points import rows_of
 from harness.pages.glossary import unheld
 from harness.pages.hover import is_stream
-from harness.pages.units import interval_text, share_text, signed, signed_small
-from harness.pages.words.verdicts import NATS, amount, compared
+from harness.pages.units import difference, share_text
+from harness.pages.words.verdicts import amount, compared
 
 _EQUAL = (EQUAL, "above")
 _WORSE = ("below", "clearly below")
@@ -103,16 +103,13 @@ def peak(row: pd.Series[Any]) -> str:
 def _ruled_out(row: pd.Series[Any]) -> str:
     """What the paired interval excludes, in the unit that decides the verdict."""
     told = compared(row)
-    return f"a loss above {amount(told.most, f'{NATS} a token' if told.unit == NATS else told.unit)} can be excluded"
+    return f"a loss above {amount(told.most, told.unit)} can be excluded"
 
 
 def _with_difference(row: pd.Series[Any]) -> str:
-    told = compared(row)
-    if told.unit == NATS:
-        interval = f"[{signed_small(told.low)}, {signed_small(told.high)}] nats a token (more is worse)"
-        return f"{row['label']}, {share_text(row['ratio'])} of the bytes: {signed_small(told.value)} {interval} in {_n(row)}"
-    difference = f"{signed(told.value)} {interval_text(told.low, told.high)}".strip()
-    return f"{row['label']}, {share_text(row['ratio'])} of the bytes: {difference} in {_n(row)}"
+    found = difference(row)
+    said = found.text + (" nats" if found.in_nats else "")
+    return f"{row['label']}, {share_text(row['ratio'])} of the bytes: {said} in {_n(row)}"
 
 
 def _loss(points: pd.DataFrame) -> pd.Series[float]:

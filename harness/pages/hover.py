@@ -19,9 +19,8 @@ from harness.analysis.points import Row
 from harness.pages.glossary import judged
 from harness.pages.markup import markup
 from harness.pages.table import problems
-from harness.pages.units import iec, interval_text, score_text, share_text, signed, signed_small, small
+from harness.pages.units import difference, iec, interval_text, score_text, share_text, signed, small
 from harness.pages.words.remarks import over_full, peak_text
-from harness.pages.words.verdicts import provable
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
@@ -81,27 +80,24 @@ def _verdict(row: Row) -> str:
         return "the full cache itself"
     if not math.isfinite(row["diff_to_full"]):
         return f"vs full: none, {row['diff_reason']}"
-    return f"vs full {_in_nats(row) if is_stream(row) else _in_scores(row)}  ·  {judged(row)}"
-
-
-def _in_scores(row: Row) -> str:
-    return f"{signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])} paired"
-
-
-def _in_nats(row: Row) -> str:
-    unit = "nats a token" if is_stream(row) else f"in log {row['metric']}"
-    return f"{signed_small(row['nll_diff'])} [{small(row['nll_diff_lo'])}, {small(row['nll_diff_hi'])}] {unit}"
+    found = difference(row)
+    unit = (" nats a token" if is_stream(row) else f" in log {row['metric']}") if found.in_nats else ""
+    return f"vs full {found.text}{unit} paired  ·  {judged(row)}"
 
 
 def _tests(row: Row) -> list[str]:
-    """What else is known of the difference: its other unit, its tests, and what the sample could have shown."""
-    found = []
-    if math.isfinite(row["nll_diff"]) and row["stack"] != BASE:
-        found.append(f"vs full {_in_scores(row) if is_stream(row) else _in_nats(row)}")
+    """What else is known of the difference: of a perplexity its own unit, its tests, and what the sample could have shown."""
+    if row["stack"] == BASE:
+        return []
+    in_nats, found = difference(row).in_nats, []
+    if in_nats:
+        found.append(
+            f"vs full {signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])} of {row['metric']}"
+        )
     known = (
         ("McNemar p", row["mcnemar_p"], ""),
         ("among all points p", row.get("holm_p", math.nan), " (Holm)"),
-        ("could prove a loss of", provable(row), " nats" if is_stream(row) else ""),
+        ("could prove a loss of", row.get("detectable", math.nan), " nats" if in_nats else ""),
         ("open verdict settled by about", row.get("settled_by", math.nan), " documents"),
     )
     found += [f"{name} {small(value)}{more}" for name, value, more in known if math.isfinite(value)]

@@ -35,7 +35,9 @@ function obstacles(plot, panel, xs) {
   });
   return boxes;
 }
-function away({left, top}, box) { return Math.hypot(Math.max(box[0] - left, left - box[2], 0), Math.max(box[1] - top, top - box[3], 0)); }
+function away({left, top}, box) {
+  return Math.hypot(Math.max(box[0] - left, left - box[2], 0), Math.max(box[1] - top, top - box[3], 0));
+}
 function meets(one, other) { return one[0] < other[2] && other[0] < one[2] && one[1] < other[3] && other[1] < one[3]; }
 // the middle of a text near a point: the first place without an obstacle and nearer to it than to any other, or with a line to
 // it; where it must stand, the one with the fewest
@@ -45,9 +47,11 @@ function roomFor(spot, width, panel, boxes, down) {
   for (const gap of [8, 18, 32, 48]) for (const [across, along] of sides) {
     const left = spot.left + across * (width / 2 + gap), top = spot.top + (down ? -along : along) * (8 + gap);
     const box = [left - width / 2, top - 8, left + width / 2, top + 8];
-    if (box[0] < x._offset - 2 || box[2] > x._offset + x._length + 2 || box[1] < y._offset - 6 || box[3] > y._offset + y._length) continue;
-    const met = boxes.filter(other => meets(box, other)).length + (gap > 20 ? 0 : panel.points.some(one => !isNear(one, spot) && away(one, box) <= away(spot, box)));
-    if (!best || met < best.met) best = {left, top, box, met, far: gap > 20};
+    if (box[0] < x._offset - 2 || box[2] > x._offset + x._length + 2) continue;
+    if (box[1] < y._offset - 6 || box[3] > y._offset + y._length) continue;
+    const far = gap > 20, others = far ? [] : panel.points.filter(one => !isNear(one, spot) && away(one, box) <= away(spot, box));
+    const met = boxes.filter(other => meets(box, other)).length + Math.min(others.length, 1);
+    if (!best || met < best.met) best = {left, top, box, met, far};
     if (!met) return best;
   }
   return best;

@@ -2,7 +2,8 @@
 const settings = {responsive: true, displaylogo: false, plotlyServerURL: '',
   modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d', 'sendChartToCloud', 'sendDataToCloud', 'toImage']};
 function configOf() { return {...settings, modeBarButtonsToAdd: [['png', Plotly.Icons.camera], ['svg', Plotly.Icons.disk]].map(
-  ([format, icon]) => ({name: format, title: `Download with its title, as ${format.toUpperCase()}`, icon, click: plot => takeImage(plot, format)}))};
+  ([format, icon]) => ({name: format, title: `Download with its title, as ${format.toUpperCase()}`, icon,
+    click: plot => takeImage(plot, format)}))};
 }
 function steps(lo, hi, step) {
   const out = []; for (let v = Math.ceil(lo / step) * step; v <= hi * 1.0000001; v += step) out.push(v); return out;

@@ -29,22 +29,20 @@ COLUMNS: dict[str, Entry] = {
         Entry("n", "examples that were scored", "Yes"),
         Entry("score", "the metric in the table's title, over all examples", _SURE),
         Entry("95 %", "the interval of the score by itself: to compare two points it is too wide", "Yes, of one point"),
-        Entry("vs full", "score minus that of the full cache on the same examples", "Yes, within its paired interval"),
+        Entry(
+            "vs full",
+            "score minus that of the full cache on the same examples; of streams nats a token, of which more is worse",
+            "Yes, within its paired interval",
+        ),
         Entry(
             "95 % paired", "the interval of that difference; what is beyond its end is ruled out", "Yes, for this point alone"
         ),
-        Entry(
-            "nats vs full",
-            "streams: mean log-loss of a token above the full cache's, lower is better; 0.01 is 1 % of perplexity",
-            "Yes, within its paired interval",
-        ),
-        Entry("95 % in nats", "the interval of that difference", "Yes, for this point alone"),
         Entry("verdict", "what interval and difference amount to; each is explained above", "See there"),
         Entry("Holm p", "p of the difference, adjusted for all points of the run and mode", "Yes"),
         Entry(
             "could prove",
-            "the smallest loss that so many documents would have shown as worse (streams: in nats); not what is excluded, which "
-            "is where the paired interval ends",
+            "the smallest loss that so many documents would have shown as worse; not what is excluded, which is "
+            "where the paired interval ends",
             "Yes; a smaller loss may be there unproven",
         ),
         Entry(

@@ -14,15 +14,15 @@ from harness.pages import glossary
 from harness.pages.hover import is_stream
 from harness.pages.markup import markup
 from harness.pages.table import problems
-from harness.pages.units import iec, interval_text, score_text, share_text, signed, signed_small, small
+from harness.pages.units import difference, iec, interval_text, score_text, share_text, small
 from harness.pages.words import together
 from harness.pages.words.columns import tip
 from harness.pages.words.remarks import kept_share, peak_text
-from harness.pages.words.verdicts import provable
+from harness.pages.words.verdicts import NATS
 
 NUMBER, VERDICT, WORDS = "v", "t", "l"  # the first letter of a cell
 PAPER = (
-    *("stack and point", "n", "score", "95 %", "vs full", "95 % paired", "nats vs full", "95 % in nats", "verdict"),
+    *("stack and point", "n", "score", "95 %", "vs full", "95 % paired", "verdict"),
     *("KV bytes", "of full", "peak incl. prefill"),
 )  # columns that go into LaTeX and Markdown; of a joint table all do
 
@@ -80,18 +80,19 @@ def _cells(row: Row, faithful: bool) -> dict[str, str]:
     """The cells of a point by column name, the same names for all points of a panel."""
     base, bits, stream = row["stack"] == BASE, row["effective_bits"], is_stream(row)
     mean, end = (" (time mean)", "at the end") if stream else ("", "end of answer")
-    kept = kept_share(row)
+    found, kept = difference(row), kept_share(row)
+    alone, _, within = found.text.partition(" ")
+    unit = NATS if found.in_nats else ""
     return {
         "stack and point": _words(row["label"]),
         "n": _number(row["n"], str(row["n"])),
         "score": _number(row["score"], score_text(row["score"])),
         "95 %": _words(interval_text(row["score_lo"], row["score_hi"])),
-        "vs full": _number(row["diff_to_full"], "" if base else signed(row["diff_to_full"])),
-        "95 % paired": _words(interval_text(row["diff_lo"], row["diff_hi"])),
-        **(_nats(row) if stream else {}),
+        "vs full": _number(found.value, "" if base else f"{alone}{unit}"),
+        "95 % paired": _words(within),
         "verdict": VERDICT + (glossary.VERDICTS["base"].printed if base else glossary.judged(row)),
         "Holm p": _number(row["holm_p"], small(row["holm_p"])),
-        "could prove": _number(provable(row), small(provable(row))),
+        "could prove": _number(row["detectable"], f"{small(row['detectable'])}{unit}"),
         "settled by": _number(row["settled_by"], f"{row['settled_by']:,.0f}" if math.isfinite(row["settled_by"]) else ""),
         f"KV bytes{mean}": _number(row["bytes_context"], iec(row["bytes_context"])),
         "of full": _number(row["ratio"], share_text(row["ratio"])),
@@ -106,15 +107,6 @@ def _cells(row: Row, faithful: bool) -> dict[str, str]:
         "frontier": _words("●" if row["on_frontier"] else ""),
         "chance of it": _number(row["p_frontier"], share_text(row["p_frontier"])),
         "notes": _words("; ".join(problems(row))),
-    }
-
-
-def _nats(row: Row) -> dict[str, str]:
-    known = math.isfinite(row["nll_diff"])
-    interval = f"[{signed_small(row['nll_diff_lo'])}, {signed_small(row['nll_diff_hi'])}]" if known else ""
-    return {
-        "nats vs full": _number(row["nll_diff"], signed_small(row["nll_diff"]) if known else ""),
-        "95 % in nats": _words(interval),
     }
 
 

@@ -17,9 +17,9 @@ from harness.analysis.joint import ARM, OVER
 from harness.analysis.point_row import BASE
 from harness.analysis.points import Row, rows_of
 from harness.pages.glossary import judged
-from harness.pages.units import interval_text, share_text, signed, signed_small
+from harness.pages.units import difference, share_text
 from harness.pages.words.columns import ABOVE
-from harness.pages.words.verdicts import NATS, compared
+from harness.pages.words.verdicts import compared
 
 Json = Mapping[str, Any]
 
@@ -207,12 +207,9 @@ def _cells(row: Row | None) -> list[Cell]:
     if row["stack"] == BASE:
         return [share, Cell(None, "base", verdict=True), Cell(math.nan, ""), Cell(None, "")]
     told = compared(row)
-    if told.unit == NATS:
-        value, interval = signed_small(told.value), f"[{signed_small(told.low)}, {signed_small(told.high)}]"
-    else:
-        value, interval = signed(told.value), interval_text(told.low, told.high)
+    value, _, within = difference(row).text.partition(" ")
     known = math.isfinite(told.low) and math.isfinite(told.high)
-    return [share, Cell(None, judged(row), verdict=True), Cell(told.value, value), Cell(None, interval if known else "")]
+    return [share, Cell(None, judged(row), verdict=True), Cell(told.value, value), Cell(None, within if known else "")]
 
 
 def _peak(arm: Mapping[Panel, Row]) -> Cell:

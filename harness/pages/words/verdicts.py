@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from harness.analysis.intervals import EQUAL, OPEN
 from harness.analysis.points import Row
-from harness.pages.units import score_text, small
+from harness.pages.units import difference, score_text, small
 
 MAYBE = f"{OPEN}, a loss was seen"  # beside the verdicts of the points table, which does not tell these two apart
 NATS = " nats"  # the unit of streams
@@ -52,23 +51,11 @@ class Compared(NamedTuple):
 
 
 def compared(row: Row) -> Compared:
-    """A point of a points table beside the full cache, or of a table of contrasts beside the point it names.
-
-    Streams are given in nats a token, whatever their score is printed in.
-    """
-    names = ("diff_to_against", "verdict") if "verdict" in row else ("diff_to_full", "vs_full")
-    verdict, higher = str(row[names[1]]), bool(row["higher_is_better"])
-    if math.isfinite(row["nll_diff"]):
-        return Compared(verdict, row["nll_diff"], row["nll_diff_lo"], row["nll_diff_hi"], higher, NATS)
-    unit = "" if higher else f" of {row['metric']}"
-    return Compared(verdict, row[names[0]], row["diff_lo"], row["diff_hi"], higher, unit)
-
-
-def provable(row: Row) -> float:
-    """The smallest loss that the point's documents could have proven, in the unit of `compared`; NaN where not known."""
-    if math.isfinite(row["nll_diff"]):
-        return float(row["nll_diff_hi"] - row["nll_diff_lo"]) / 2
-    return float(row.get("detectable", math.nan))
+    """A point of a points table beside the full cache, or of a table of contrasts beside the point it names."""
+    value, verdict = ("diff_to_against", "verdict") if "verdict" in row else ("diff_to_full", "vs_full")
+    found, higher = difference(row, value), bool(row["higher_is_better"])
+    unit = NATS if found.in_nats else "" if higher else f" of {row['metric']}"
+    return Compared(str(row[verdict]), found.value, found.low, found.high, higher, unit)
 
 
 def amount(value: float, unit: str) -> str:

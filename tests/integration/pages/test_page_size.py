@@ -57,6 +57,6 @@ def test_three_thousand_points_are_searched_filtered_and_opened(tmp_path: Path) 
         assert driver.find_element("css selector", "#detail h2").text == label
         assert driver.find_element("css selector", "#detail .command").text.endswith("compress.keep.budget.value=0.78")
         value(driver, "(wanted.budget = String(store.facets.budget.names.indexOf('fraction 0.78')), applyFilters())")
-        points = "document.getElementById('s0-frontier').data.filter(t => t.mode !== 'lines').flatMap(t => t.x).filter(x => x !== null)"
+        points = "document.getElementById('s0-frontier').data.filter(t => t.mode !== 'lines' && !t.meta.base).flatMap(t => t.x).filter(x => x !== null)"
         drawn = value(driver, f"{points}.length")
         assert drawn == 150 == len(value(driver, "document.getElementById('s0-bytes0').data[0].y")) + 90
