@@ -28,7 +28,7 @@ from harness.pages.markup import one_line
 from harness.pages.units import difference, iec, interval_text, score_text, share_text, small
 from harness.pages.words.columns import Entry as Meaning
 from harness.pages.words.remarks import above_full, remarks
-from harness.pages.words.verdicts import compared
+from harness.pages.words.verdicts import NATS, compared
 
 WIDTH = 120
 _NAMED = 8  # points that a note names
@@ -140,7 +140,7 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
         str(row["n"]),
         f"{score_text(row['score'])} {interval_text(row['score_lo'], row['score_hi'])}".strip(),
         "base" if row["stack"] == BASE else difference(row).text,
-        "" if row["stack"] == BASE else glossary.judged(row),
+        "" if row["stack"] == BASE else glossary.judged(row).replace(NATS, ""),  # the head of the differences says it
         iec(row["bytes_context"]) + ("*" if row["storage"] == "simulated" else ""),
         share_text(row["ratio"]),
         "●" if row["on_frontier"] else "",
