@@ -1,4 +1,4 @@
-"""How sure a table of points is: p-values of many comparisons, what a sample can see, places on the frontier."""
+"""How sure a table of points is: p-values of many comparisons, what a sample can prove, what would settle it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import pandas as pd
 from numpy.typing import NDArray
 from statsmodels.stats.multitest import multipletests
 
+from harness.analysis.clusters import effective_size
 from harness.analysis.frontier import GROUP, non_dominated
-from harness.analysis.intervals import newcombe_paired
+from harness.analysis.intervals import NOISE_HALF_WIDTH, OPEN, newcombe_paired
 from harness.analysis.point_measures import number
-from harness.analysis.point_row import configurations, document_of
+from harness.analysis.point_row import BASE, RUN_GROUP, Point, configurations, document_of
 
 Floats = NDArray[np.float64]
 Record = Mapping[str, Any]
 
 RESAMPLES = 500
+_MOST = 10**6  # documents, beyond which nobody would wait for a verdict
 
 
 def holm(points: pd.DataFrame) -> pd.Series[float]:
@@ -59,6 +61,62 @@ def _least_lost(n: int) -> int:
         else:
             low = middle + 1
     return low
+
+
+def settling(ranked: pd.DataFrame, records: Iterable[Record]) -> pd.Series[float]:
+    """About how many documents would settle each verdict that is open, if more of them do as these did; missing for others.
+
+    Settled is an interval that excludes 0, or is narrow enough for "equal within noise". Of right and wrong answers it is
+    Newcombe's, with all four counts of pairs scaled; of other scores (and at every look) its width falls with the root of n.
+    """
+    found = pd.Series(math.nan, index=ranked.index, dtype="float64")
+    rows = zip(ranked.index, ranked.to_dict("records"), strict=True)
+    left = {(*(row[n] for n in (*RUN_GROUP, "label")),): (index, row) for index, row in rows if row["vs_full"] == OPEN}
+    if not left:
+        return found
+    every = configurations(records)
+    bases: dict[tuple[Any, ...], dict[Any, Record]] = {}
+    for point in every:
+        if point.first["stack"] == BASE:
+            bases.setdefault(point.run, {}).update(point.latest)
+    for point in every:
+        if (*point.run, point.label) in left:
+            index, row = left[(*point.run, point.label)]
+            counted = math.isfinite(row["mcnemar_p"]) and not row["adaptive"]
+            more = _more_pairs(point, bases[point.run]) if counted else _more_of(row)
+            found.loc[index] = math.ceil(round(row["n_documents"] * more, 6)) if math.isfinite(more) else math.nan
+    return found
+
+
+def _more_of(row: Mapping[Any, Any]) -> float:
+    """How many times as much, by the width of the interval; streams in nats, other costs by the full score."""
+    stream = math.isfinite(row["nll_diff"])
+    names = ("nll_diff", "nll_diff_lo", "nll_diff_hi") if stream else ("diff_to_full", "diff_lo", "diff_hi")
+    value, low, high = (row[name] for name in names)
+    scale = 1.0 if stream or row["higher_is_better"] else abs(row["full_score"])
+    wanted = max(NOISE_HALF_WIDTH * scale, abs(value))
+    return max(1.0, ((high - low) / 2 / wanted) ** 2) if wanted else math.nan
+
+
+def _more_pairs(point: Point, base: Mapping[Any, Record]) -> float:
+    """How many times as many pairs of right and wrong answers, each kind in the same share as now."""
+    pairs = [(number(record["score"]), number(base[name]["score"])) for name, record in point.scored.items()]
+    counts = np.array([pairs.count(kind) for kind in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0))], dtype=np.float64)
+    groups = np.array([document_of(record) for record in point.scored.values()], dtype=object)
+    worth = effective_size(np.array([one - other for one, other in pairs]), groups)
+    shares = counts / counts.sum()
+
+    def settled(n: int) -> bool:
+        interval = newcombe_paired(*(n * shares).tolist())
+        return 0.0 not in interval or interval.half_width <= NOISE_HALF_WIDTH
+
+    low = high = max(1, math.ceil(worth))
+    while not settled(high) and high < _MOST:
+        low, high = high, 2 * high
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if settled(middle) else (middle + 1, high)
+    return high / worth if high < _MOST else math.nan
 
 
 def frontier_chance(ranked: pd.DataFrame, records: Iterable[Record]) -> pd.Series[float]:

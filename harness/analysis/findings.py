@@ -9,11 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.certainty import detectable, frontier_chance, holm
+from harness.analysis.certainty import detectable, frontier_chance, holm, settling
 from harness.analysis.contrast import Flips, flips
 from harness.analysis.curves import Curves, curves
 from harness.analysis.frontier import frontier, rank
 from harness.analysis.joint import joint
+from harness.analysis.peaks import peaks
 from harness.analysis.points import cells, points
 
 Record = Mapping[str, Any]
@@ -51,5 +52,10 @@ def findings(records: Sequence[Record], folder: Path = Path()) -> Findings:
 
 
 def judged(ranked: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
-    """The ranked table with `holm_p`, `detectable` and `p_frontier`: what many comparisons and few documents leave."""
-    return ranked.assign(holm_p=holm(ranked), detectable=detectable(ranked), p_frontier=frontier_chance(ranked, records))
+    """The ranked table with what many comparisons and few documents leave, and with the most bytes at any time.
+
+    Added are `holm_p`, `detectable`, `settled_by`, `p_frontier`, and the columns of `peaks`.
+    """
+    sure = {"holm_p": holm(ranked), "detectable": detectable(ranked), "settled_by": settling(ranked, records)}
+    most = {str(name): column for name, column in peaks(ranked).items()}
+    return ranked.assign(**sure, p_frontier=frontier_chance(ranked, records), **most)

@@ -36,6 +36,7 @@ NOISE_HALF_WIDTH = 0.15  # "equal within noise" needs an interval at least this 
 FEW_DOCUMENTS = 5  # fewer have no verdict: any two of them may happen to agree
 EQUAL = "equal within noise"
 TOO_FEW = "too few documents for a verdict"
+OPEN = "not resolved"
 
 UNKNOWN = Interval(math.nan, math.nan)
 
@@ -195,7 +196,7 @@ def verdict(score: Estimate, full: Estimate, paired: Estimate, *, higher_is_bett
         return "clearly below"
     if 0.0 in paired.interval:
         scale = abs(full.value) if relative else 1.0
-        return EQUAL if paired.interval.half_width <= NOISE_HALF_WIDTH * scale else "not resolved"
+        return EQUAL if paired.interval.half_width <= NOISE_HALF_WIDTH * scale else OPEN
     return "above" if sign * paired.value > 0 else "below"
 
 

@@ -12,18 +12,20 @@ from harness.analysis.curves import Curves
 from harness.analysis.frontier import GROUP
 from harness.analysis.point_row import BASE
 from harness.analysis.points import rows_of
-from harness.pages import facts as html
 from harness.pages import figures
 from harness.pages import paired_view as by_pairs
 from harness.pages import place_figures as by_place
 from harness.pages.frame import only_in, select_options, switch
 from harness.pages.frontier_figure import frontier as frontier_figure
 from harness.pages.frontier_figure import views
-from harness.pages.headline import joint_headline, joint_title, named
+from harness.pages.headline import named
 from harness.pages.hover import is_stream
 from harness.pages.looks import Look
 from harness.pages.markup import markup
 from harness.pages.place_figures import heat
+from harness.pages.words import together
+from harness.pages.words.page_tables import joint_table, points_table
+from harness.pages.words.together import Together
 
 Panel = tuple[str, str, str, bool]  # the values of GROUP
 
@@ -43,12 +45,12 @@ _BITS = (
     "share of bytes. Hover for all of them"
 )
 _JOINT = (
-    "scores between a guess (0) and the full cache (1), their mean; bars reach down to the worst. Only points that all have, "
-    "and only where the full cache is better than chance"
+    "each result with its own bytes, in its own unit, paired with the full cache; nothing is averaged, and rows are by bytes. "
+    "On the frontier: no other point needs no more bytes, does no worse on every one of them, and is better in one"
 )
-_JOINT_UNITS = (
-    "each task in its own unit, paired with the full cache; nothing is averaged. On the frontier: no other point needs no more "
-    "bytes (geometric mean of the shares), does no worse on every task, and is better in one of these"
+_MEAN = (
+    "scores between a guess (0) and the full cache (1), their mean, over the geometric mean of the shares of bytes; bars reach "
+    "down to the worst. Only points that all have, and only where the full cache is better than chance"
 )
 _NAMED = 12  # points that a note names
 _EXPORTS = {"csv": "CSV", "latex": "LaTeX", "markdown": "Markdown"}
@@ -189,7 +191,7 @@ def bytes_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFram
 
 def table_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame) -> str:
     """All points of a panel, to search, sort and take along."""
-    table, page.content["tables"][ident], page.content["rows"][ident] = html.points_table(panel, ident)
+    table, page.content["tables"][ident], page.content["rows"][ident] = points_table(panel, ident)
     note = "click a column to sort, a row (or arrows and enter) for all that is known of a point"
     return card(f"All points, {figures.panel_title(panel, section)}", table, note, _table_tools(ident))
 
@@ -200,18 +202,19 @@ def _table_tools(ident: str) -> list[str]:
     return [search, f'<span class="buttons" role="group" data-export="{ident}">{buttons}</span>']
 
 
-def joint_card(page: Page, ident: str, entry: Mapping[str, Any], places: Mapping[str, list[int]]) -> str:
-    """One entry of the joint frontiers, as markup; a figure only where a point has one score.
-
-    `places` are, by label, the points of the page that one of this entry stands for: a row opens the first, and shows while
-    the filters let any of them through.
-    """
-    table, page.content["tables"][ident + "-points"] = html.joint_table(entry, ident + "-points")
-    page.content["rows"][ident + "-points"] = [places[point["label"]] for point in entry["points"]]
-    mean = entry["points"][0]["score"] is not None
-    figure = _plot(page, ident, figures.joint(entry["points"], page.looks, places), "ratio") if mean else ""
-    inner = f'<b class="big">{joint_headline(entry)}</b>{figure}'
-    return card(joint_title(entry), inner + table, _JOINT if mean else _JOINT_UNITS, _table_tools(ident + "-points"))
+def joint_card(page: Page, ident: str, found: Together) -> str:
+    """Several tasks or models together, as markup; a figure for each mode in which points have one score."""
+    table, page.content["tables"][ident + "-points"] = joint_table(found, ident + "-points")
+    page.content["rows"][ident + "-points"] = [[row["id"] for row in arm.values()] for arm in found.arms]  # opens the first
+    places = {together.label(arm): [row["id"] for row in arm.values()] for arm in found.arms}
+    drawn = [
+        _plot(page, f"{ident}-mean{i}", figures.joint(entry["points"], page.looks, places), "ratio")
+        for i, entry in enumerate(found.means)
+    ]
+    modes = ["question seen" if entry["query_aware"] else "question unseen" for entry in found.means]
+    means = "".join(f"<p class=quiet>{mode}: {_MEAN}</p>{figure}" for mode, figure in zip(modes, drawn, strict=True))
+    inner = f'<b class="big">{together.headline(found)}</b>{table}{means}'
+    return card(found.title, inner, _JOINT, _table_tools(ident + "-points"))
 
 
 def sides_card() -> str:

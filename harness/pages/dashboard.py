@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from harness.analysis.contrast import Flips
 from harness.analysis.curves import Curves
 from harness.analysis.findings import Findings
 from harness.analysis.frontier import GROUP
-from harness.analysis.labels import BETWEEN, family_of, mode, shortened, with_settings
+from harness.analysis.labels import family_of, mode, shortened, with_settings
 from harness.analysis.point_row import BASE
 from harness.analysis.points import Row, rows_of
 from harness.citations.bibliography import cited, unknown
@@ -26,12 +25,14 @@ from harness.pages.frame import render
 from harness.pages.hover import about, hover, is_stream
 from harness.pages.looks import looks
 from harness.pages.markup import as_markup, markup, one_line
+from harness.pages.words.looking import looking_at
+from harness.pages.words.point_command import command
+from harness.pages.words.together import together
 from harness.records.atomic import replace
 
 TITLE = "What each byte of KV cache buys"
 _SIZES = {"bytes": "bytes_context", "full": "bytes_full", "peak": "bytes_peak_prefill"}
 _NUMBERS = {"score": "score", "low": "score_lo", "high": "score_hi", **_SIZES}
-_ALONE = ("stacks", "redo", "progress")  # overrides of a run that a command for one of its points does not repeat
 
 
 def write(found: Findings, path: Path, manifests: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -58,11 +59,12 @@ def write(found: Findings, path: Path, manifests: Mapping[str, Mapping[str, Any]
     )
     parts = ranked.groupby(["model", "task"], sort=False)
     sections = [_section(page, f"s{i}", _shortly(section)) for i, (_, section) in enumerate(parts)]
-    entries = list(map(_as_markup, found.frontier["joint"]))
-    joint = [cards.joint_card(page, f"j{i}", entry, _places(entry, ranked)) for i, entry in enumerate(entries)]
+    side_by_side = together(ranked, map(_as_markup, found.frontier["joint"]))
+    joint = [cards.joint_card(page, f"j{i}", one) for i, one in enumerate(side_by_side)]
     sides = [cards.sides_card()] if ranked.groupby(list(GROUP)).ngroups > 1 else []
     page.content.update(_explored(found, ranked["about"].tolist(), manifests or {}))
-    body = _header(ranked) + html.not_discriminative(ranked) + "".join([*joint, *sections, *sides])
+    seen = looking_at(ranked, page.cells, manifests or {})
+    body = _header(ranked) + seen + html.not_discriminative(ranked) + "".join([*joint, *sections, *sides])
     stacks, tasks = ([str(name) for name in found.points[column].unique()] for column in ("stack", "task"))
     body += html.citations(cited(stacks, tasks), unknown(stacks, tasks)) + html.labels() + html.made_with(manifests or {})
     text = render(f"{TITLE} · {', '.join(ranked['model'].unique())}", body, page.content)
@@ -93,14 +95,6 @@ def _with_hover(points: pd.DataFrame) -> pd.DataFrame:
     ranked = as_markup(points)
     rows = rows_of(ranked)
     return ranked.assign(hover=list(map(hover, rows)), about=list(map(about, rows)), id=range(len(ranked)))
-
-
-def _places(entry: Mapping[str, Any], ranked: pd.DataFrame) -> dict[str, list[int]]:
-    """By label, the points of the page that one of a joint frontier stands for; streams stand beside either mode."""
-    common, member = ("model", "task") if entry["over"] == "tasks" else ("task", "model")
-    asked = (ranked["query_aware"] == entry["query_aware"]) | ranked["chunk"].notna()
-    own = ranked[asked & (ranked[common] == entry[common]) & ranked[member].isin(entry["members"])]
-    return {str(label): part["id"].tolist() for label, part in own.groupby("label", sort=False)}
 
 
 def _shortly(section: pd.DataFrame) -> pd.DataFrame:
@@ -156,7 +150,7 @@ def _explored(found: Findings, about: list[str], manifests: Mapping[str, Mapping
     panels = [(row["run_id"], row["model"], row["task"], mode(row)) for row in rows]
     first = {panel: row for panel, row in reversed(list(zip(panels, rows, strict=True)))}
     sections = list(dict.fromkeys((row["model"], row["task"]) for row in rows))
-    parts = [_command(row, manifests.get(row["run_id"], {})) for row in rows]
+    parts = [command(row, manifests.get(row["run_id"], {})) for row in rows]
     facets = {
         "model": _indexed(row["model"] for row in rows),
         "task": _indexed(row["task"] for row in rows),
@@ -197,37 +191,6 @@ def _budget(row: Row) -> str:
     value: str = "" if pd.isna(row["budget_value"]) else f"{row['budget_value']:g}"
     unit: str = "" if pd.isna(row["budget_unit"]) else str(row["budget_unit"])
     return f"{unit} {value}".strip() or "none"
-
-
-def _command(row: Row, manifest: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The command that makes this point alone: what its run was asked, its stack, its point; the last two may be empty.
-
-    Without a manifest the run's part is the model, task and mode; a changed stack is then named by nothing but its run.
-    """
-    given = manifest.get("command")
-    asked = [one for one in given if _of_run(str(one))] if isinstance(given, list) else []
-    plain = [f"model={row['model']}", f"task={row['task']}", *(["task.query_aware=true"] if row["query_aware"] else [])]
-    point = json.loads(row["point"])
-    name = str(row["stack"]) + "".join(f" {key}={value}" for key, value in point.items())
-    known = manifest.get("spellings")
-    spelled = known.get(name) if isinstance(known, Mapping) else None
-    first, *words = str(spelled[0]).split(" ") if isinstance(spelled, list | tuple) and spelled else [str(row["stack"])]
-    at = [f"compress.{key}={value}" for key, value in point.items()]
-    own = [word for word in words[: len(words) - len(point)] if word not in at]
-    base = _shell(["python", "-m", "harness", *(map(str, asked) if asked else plain)])
-    if not all("=" in word or word.startswith("~") for word in own) or BETWEEN in first:
-        return base, "", ""
-    return base, _shell([f"compress={first}", *own]), _shell(at)
-
-
-def _of_run(override: str) -> bool:
-    """Whether an override is of the run, not of a stack."""
-    key = override.lstrip("+~").split("=", 1)[0]
-    return key not in _ALONE and not key.startswith("compress") and "@compress" not in key
-
-
-def _shell(words: Sequence[str]) -> str:
-    return one_line(shlex.join(words))
 
 
 def _changed(flips: Sequence[Flips]) -> dict[str, list[Any]]:

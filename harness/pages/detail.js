@@ -69,7 +69,7 @@ function curvePart(id) {
 }
 function flipsPart(id) {
   const flips = store.flips.of[id];
-  if (!flips) return part('Answers that changed', make('p', {class: 'quiet'}, 'none against the full cache, or no answers to compare'));
+  if (!flips) return part('Answers that scored otherwise', make('p', {class: 'quiet'}, 'none: each scored as with the full cache, in the same or in other words, or there is none to compare'));
   const [lost, won, shown] = flips, list = make('div');
   for (const [place, answer, score] of shown) {
     const [example, question, gold, full, fullScore] = store.flips.examples[place];
@@ -79,7 +79,7 @@ function flipsPart(id) {
   }
   const more = lost + won - shown.length;
   const said = `${lost} scored lower than with the full cache, ${won} higher${more ? `; ${shown.length} of them:` : ':'}`;
-  return part('Answers that changed', make('p', {class: 'small'}, said), list);
+  return part('Answers that scored otherwise', make('p', {class: 'small'}, said), list);
 }
 // the same point of the page's other tasks, models and modes
 function elsewherePart(id) {

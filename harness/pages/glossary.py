@@ -6,39 +6,34 @@ Labels are keyed as the points table holds them, in the order a reader meets the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
+from harness.analysis.intervals import EQUAL, OPEN, TOO_FEW
 from harness.analysis.points import Row
-
-
-class Entry(NamedTuple):
-    """One label: how it is printed, what it says, and whether the number beside it may be trusted."""
-
-    printed: str
-    meaning: str
-    trust: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.printed}: {self.meaning}. Trust it? {self.trust}."
-
+from harness.pages.words.columns import ABOVE, COLUMNS, WORDS, Entry
+from harness.pages.words.verdicts import BOUND, MAYBE, Compared, compared
 
 VERDICTS: dict[str, Entry] = {
     "base": Entry("base", "the full cache, which all others are compared with", "Yes"),
-    "equal within noise": Entry(
-        "= full",
-        "equal within noise: the paired interval holds 0 and reaches at most 0.15 to either side (of perplexities: in nats)",
-        "Yes, within that interval",
+    EQUAL: Entry(
+        f"equal within ±{BOUND}",
+        f"equal within noise: the paired interval holds 0 and reaches at most {BOUND} to either side (of streams in nats); "
+        "half of its width is at most 0.15, of streams in nats",
+        f"Yes, as far as {BOUND}: the smaller it is, the more is said",
     ),
-    "above": Entry("above", "better than the full cache: the whole paired interval is", "Yes; one such point in 40 is chance"),
-    "below": Entry("below", "worse than the full cache: the whole paired interval is", "Yes; one such point in 40 is chance"),
-    "clearly below": Entry("clearly below", "worse than the full cache: not even the two intervals meet", "Yes"),
-    "not resolved": Entry(
-        "not resolved",
-        "the paired interval holds 0 but is too wide to call equal",
-        "The interval yes; for a verdict run more examples",
+    "above": Entry("better", "better than the full cache: the whole paired interval is", "Yes; one such point in 40 is chance"),
+    "below": Entry("worse", "worse than the full cache: the whole paired interval is", "Yes; one such point in 40 is chance"),
+    "clearly below": Entry("clearly worse", "worse than the full cache: not even the two intervals meet", "Yes"),
+    OPEN: Entry(
+        f"no loss seen (≤ {BOUND})",
+        f"no worse than the full cache on these examples, too few to call it equal: a loss of up to {BOUND} is possible",
+        f"Not yet: as far as {BOUND}; the column settled by says how many documents would tell",
     ),
-    "too few documents for a verdict": Entry(
+    MAYBE: Entry(
+        f"maybe worse (≤ {BOUND})",
+        f"worse on these examples, which may be chance as the paired interval holds 0: a loss of up to {BOUND} is possible",
+        f"Not yet: as far as {BOUND}; the column settled by says how many documents would tell",
+    ),
+    TOO_FEW: Entry(
         "too few docs",
         "too few documents for a verdict: examples of so few may agree by chance",
         "No; run more documents",
@@ -71,16 +66,6 @@ FLAGS: dict[str, Entry] = {
     "frontier": Entry(
         "● front", "no other point of this table does better for as few bytes", "The place, not a difference between two points"
     ),
-    "chance of it": Entry(
-        "chance of it",
-        "how often the point is on the frontier when the documents are drawn again with replacement",
-        "Yes, for documents like these",
-    ),
-    "could see": Entry(
-        "could see",
-        "the smallest loss against the full cache that this sample could have shown",
-        "Yes; a smaller loss may be there unseen",
-    ),
     "holm": Entry(
         "‡",
         "the verdict does not hold once all points of its run and mode are looked at (Holm at 0.05)",
@@ -90,6 +75,23 @@ FLAGS: dict[str, Entry] = {
         "* simulated storage",
         "values are rounded as the codec would, but not stored packed",
         "The score yes; the bytes are computed, not measured",
+    ),
+    "peak": Entry(
+        f"{ABOVE} peak",
+        "at some time it holds more than the full cache ever does: the context is read exactly, then compressed, so for a "
+        "moment the exact rows, their statistics and the compressed copy are there together (phase chunked keeps that small)",
+        "Yes, for this way of compressing; where the full cache just fits, this point does not",
+    ),
+    "tail": Entry(
+        "exact tail",
+        "more than a quarter of the bytes are tokens that wait or stay exact beside the codes (KIVI's residual, the newest)",
+        "The bytes yes; on longer prompts their share falls, and the whole is smaller than here",
+    ),
+    "kept": Entry(
+        "kept",
+        "the share of tokens that are left is another than the number in the name: a fraction is one of the context, and what "
+        "comes after it stays (phase prefill) or pushes out others (always)",
+        "Yes; compare by bytes, not by name",
     ),
     "reach": Entry(
         "within reach",
@@ -131,28 +133,23 @@ WARNINGS: dict[str, Entry] = {
 }
 DIFFERS = ("above", "below", "clearly below")
 HOLM = 0.05
-SECTIONS = {"Verdict": VERDICTS, "Count": COUNTS, "Flag": FLAGS, "Warning": WARNINGS}
+SECTIONS = {"Verdict": VERDICTS, "Count": COUNTS, "Flag": FLAGS, "Warning": WARNINGS, "Column": COLUMNS, "Word": WORDS}
 
 
-def verdict_text(verdict: str) -> str:
-    """A verdict as tables print it; one that is not known here is printed as it is."""
-    return VERDICTS[verdict].printed if verdict in VERDICTS else verdict
+def verdict_text(told: Compared) -> str:
+    """A verdict in words, with its number; one that is not known here is printed as it is."""
+    return VERDICTS[told.key].printed.replace(BOUND, told.bound) if told.key in VERDICTS else told.verdict
 
 
 def judged(row: Row) -> str:
     """The verdict of a point as tables print it, marked where it does not hold among all points of its run and mode."""
-    text = verdict_text(row["vs_full"])
+    text = verdict_text(compared(row))
     return f"{text} {FLAGS['holm'].printed}" if unheld(row) else text
 
 
 def unheld(row: Row) -> bool:
     """Whether the point's verdict says that it differs, and Holm's adjustment does not; False where that is not known."""
     return row["vs_full"] in DIFFERS and row.get("holm_p", 0.0) > HOLM
-
-
-def tip(verdict: str) -> str:
-    """What a verdict means and whether to trust it; empty where it is not known."""
-    return VERDICTS[verdict].text if verdict in VERDICTS else ""
 
 
 def entries() -> Iterable[tuple[str, Entry]]:

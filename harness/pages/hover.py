@@ -20,6 +20,7 @@ from harness.pages.glossary import judged
 from harness.pages.markup import markup
 from harness.pages.table import problems
 from harness.pages.units import difference, iec, interval_text, score_text, share_text, signed, small
+from harness.pages.words.remarks import over_full, peak_text
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
@@ -70,7 +71,7 @@ def _size(row: Row) -> str:
     mean = "time mean KV" if is_stream(row) else "KV"
     text = f"{mean} <b>{iec(row['bytes_context'])}</b>  ·  {share_text(row['ratio'])} of full ({iec(row['bytes_full'])})"
     stored = "  ·  simulated" if row["storage"] == "simulated" else ""
-    peak = f"  ·  prefill peaks at {iec(row['bytes_peak_prefill'])}" if row["peak_exceeds_full"] else ""
+    peak = f"  ·  peaks at {peak_text(row)} in prefill" if over_full(row) else ""
     return f"{text}{stored}{peak}"
 
 
@@ -96,7 +97,8 @@ def _tests(row: Row) -> list[str]:
     known = (
         ("McNemar p", row["mcnemar_p"], ""),
         ("among all points p", row.get("holm_p", math.nan), " (Holm)"),
-        ("could see", row.get("detectable", math.nan), " nats" if in_nats else ""),
+        ("could prove a loss of", row.get("detectable", math.nan), " nats" if in_nats else ""),
+        ("open verdict settled by about", row.get("settled_by", math.nan), " documents"),
     )
     found += [f"{name} {small(value)}{more}" for name, value, more in known if math.isfinite(value)]
     return ["  ·  ".join(found)] if found else []
@@ -104,8 +106,9 @@ def _tests(row: Row) -> list[str]:
 
 def _bytes(row: Row) -> list[str]:
     parts = " + ".join(f"{kind} {iec(row[f'allocated_{kind}'])}" for kind in BYTE_KINDS if row[f"allocated_{kind}"] > 0)
-    over = "  <b>(above the full cache)</b>" if row["peak_exceeds_full"] else ""
-    peak = f"highest peak {iec(row['bytes_peak'])}  ·  in prefill {iec(row['bytes_peak_prefill'])}{over}"
+    most = row.get("peak_ratio", math.nan)
+    share = f"  ({share_text(most)} of the full cache's peak)" if math.isfinite(most) and row["stack"] != BASE else ""
+    peak = f"peak while answering {iec(row['bytes_peak'])}  ·  incl. prefill {peak_text(row)}{share}"
     then, end = (", at the end", "stream") if is_stream(row) else ("", "answer")
     return [
         f"allocated{then}: {parts or '–'}  ·  logical {iec(row['bytes_logical'])}  ·  {row['storage']}",
@@ -118,7 +121,7 @@ def _fidelity(row: Row) -> list[str]:
         ("KL to full", small(row["kl_to_full"])),
         ("top-1 agreement", share_text(row["top1_agreement"])),
         ("attention error", small(row["attention_error"])),
-        ("answers changed", share_text(row["answer_flips"])),
+        ("answers in other words", share_text(row["answer_flips"])),
         ("nats a byte", score_text(row["nll_per_byte"])),
     ]
     known = [f"{name} {text}" for name, text in named if text != "–"]

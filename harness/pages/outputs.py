@@ -20,7 +20,7 @@ from harness.files.paths import page_path
 from harness.files.plain_files import printable
 from harness.pages import dashboard, table
 from harness.pages.facts import SPELLINGS
-from harness.pages.headline import joint_cells, joint_headline, joint_title
+from harness.pages.words.together import headline, printed, together
 from harness.records.atomic import replace
 from harness.records.current import current_records, merged
 from harness.records.progress import manifests, run_folders
@@ -142,9 +142,8 @@ def merge(folders: Sequence[Path], out: Path, against: Sequence[str] = ()) -> No
 
 def _show_joint(found: Findings) -> None:
     """Print the tables of several tasks or models together."""
-    for entry in found.frontier["joint"]:
-        rows = [{name: text for name, (_, text) in cells.items()} for cells in joint_cells(entry)]
-        table.show_cells(joint_title(entry), rows, [joint_headline(entry), entry["axes"]])
+    for one in together(found.points, found.frontier["joint"]):
+        table.show_cells(one.title, printed(one), [headline(one)])
 
 
 def _run(folder: Path, named: Sequence[Path], said: list[str]) -> _Run | None:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.frontier import GROUP
-from harness.analysis.intervals import EQUAL, TOO_FEW
+from harness.analysis.intervals import TOO_FEW
 from harness.analysis.labels import mode
 from harness.analysis.point_row import BASE, RUN_GROUP
 from harness.analysis.points import Row, rows_of
@@ -26,6 +26,9 @@ from harness.citations.bibliography import Entry
 from harness.pages import glossary
 from harness.pages.markup import one_line
 from harness.pages.units import difference, iec, interval_text, score_text, share_text, small
+from harness.pages.words.columns import Entry as Meaning
+from harness.pages.words.remarks import above_full, remarks
+from harness.pages.words.verdicts import NATS, compared
 
 WIDTH = 120
 _NAMED = 8  # points that a note names
@@ -104,7 +107,9 @@ def _seeds(group: pd.DataFrame) -> str:
 
 
 def _empty(title: str) -> Table:
-    table = Table(title=_plain(title), title_justify="left", title_style="bold", expand=False, pad_edge=False, box=SIMPLE_HEAD)
+    table = Table(
+        title=_plain(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column("stack", overflow="fold", min_width=12)
     return table
 
@@ -119,9 +124,8 @@ def _notes_text(lines: list[str]) -> Text:
 
 def _table(group: pd.DataFrame, title: str) -> Group:
     table, unit = _empty(title), ", nats" if group["nll_diff"].notna().any() else ""
-    for name in ("n", "score [95 %]", f"vs full{unit} [95 %, paired]"):
+    for name in ("n", "score [95 %]", f"vs full{unit} [95 %, paired]", "verdict"):
         table.add_column(name, justify="right" if name == "n" else "left", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
     for name in ("KV bytes", "of full"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("front", justify="center", no_wrap=True)
@@ -136,7 +140,7 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
         str(row["n"]),
         f"{score_text(row['score'])} {interval_text(row['score_lo'], row['score_hi'])}".strip(),
         "base" if row["stack"] == BASE else difference(row).text,
-        "" if row["stack"] == BASE else glossary.judged(row),
+        "" if row["stack"] == BASE else glossary.judged(row).replace(NATS, ""),  # the head of the differences says it
         iec(row["bytes_context"]) + ("*" if row["storage"] == "simulated" else ""),
         share_text(row["ratio"]),
         "●" if row["on_frontier"] else "",
@@ -155,13 +159,13 @@ def _notes(group: pd.DataFrame) -> list[str]:
             notes[note].append(row["label"])
         for problem in problems(row):
             notes[problem].append(row["label"])
-    return lines + [f"{_names(labels)}: {note}" for note, labels in notes.items()]
+    return lines + above_full(group) + [f"{_names(labels)}: {note}" for note, labels in notes.items()]
 
 
-def _met(group: pd.DataFrame) -> Iterator[glossary.Entry]:
+def _met(group: pd.DataFrame) -> Iterator[Meaning]:
     """The entries of the labels that the table prints."""
     yield glossary.FLAGS["frontier"]
-    met = set(group.loc[group["stack"] != BASE, "vs_full"])
+    met = {compared(row).key for row in rows_of(group[group["stack"] != BASE])}
     yield from (entry for name, entry in glossary.VERDICTS.items() if name in met)
     if any(map(glossary.unheld, rows_of(group))):
         yield glossary.FLAGS["holm"]
@@ -194,7 +198,7 @@ def problems(row: Row) -> list[str]:
         lines.append(f"no comparison: {row['diff_reason']}")
     if pd.notna(row["left_out"]) and (row["n"] or not found):
         lines.append(f"not ranked: {row['left_out']}")
-    return lines
+    return lines + remarks(row)
 
 
 def _base_has(name: str) -> bool:
@@ -205,12 +209,8 @@ def _base_has(name: str) -> bool:
 def _contrast_table(group: pd.DataFrame, title: str) -> Group:
     against, unit = group["against"].iloc[0], ", nats" if group["nll_diff"].notna().any() else ""
     table = _empty(title)
-    for name in ("n", "score", "against"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(f"difference{unit} [95 %, paired]", no_wrap=True)
-    table.add_column("McNemar p", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("bytes to it", justify="right", no_wrap=True)
+    for name in ("n", "score", "against", f"difference{unit} [95 %, paired]", "McNemar p", "verdict", "bytes to it"):
+        table.add_column(name, justify="left" if name.startswith(("difference", "verdict")) else "right", no_wrap=True)
     for row in rows_of(group.sort_values(["bytes_context", "label"], na_position="last")):
         table.add_row(*_contrast_cells(row))
     return Group(table, _notes_text(_contrast_notes(group, against)), Text(""))
@@ -218,7 +218,6 @@ def _contrast_table(group: pd.DataFrame, title: str) -> Group:
 
 def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
     simulated = "simulated" in (row["storage"], row["against_storage"])
-    verdict = row["verdict"] if row["verdict"] == EQUAL else glossary.verdict_text(row["verdict"])  # "= full" would be wrong
     return (
         _plain(row["label"]),
         str(row["n_shared"]),
@@ -226,14 +225,14 @@ def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
         score_text(row["against_score"]),
         difference(row, "diff_to_against").text,
         small(row["mcnemar_p"]),
-        verdict,
+        glossary.verdict_text(compared(row)),
         share_text(row["bytes_ratio"]) + ("*" if simulated else ""),
     )
 
 
 def _contrast_notes(group: pd.DataFrame, against: str) -> list[str]:
-    lines = [f"difference: the stack minus {against} on the same prompts; above is better, below is worse, whatever the sign."]
-    lines.append("No interval and no p is adjusted for how many points are compared.")
+    lines = [f"difference: the stack minus {against} on the same prompts; (≤ X): it may do worse by up to X."]
+    lines += ["The verdict says which is better, whatever the sign. Nothing is adjusted for how many points are compared."]
     if group["verdict"].eq(TOO_FEW).any():
         lines.append(glossary.VERDICTS[TOO_FEW].text)
     if (group[["storage", "against_storage"]] == "simulated").any(axis=None):

@@ -1,6 +1,4 @@
 // tables of points: filled, sorted, searched, walked through by keys, and taken along
-const PAPER = ['stack and point', 'n', 'score', '95 %', 'vs full', '95 % paired', 'verdict', 'KV bytes', 'of full',
-  'mean of normalised scores', 'worst'];
 function cell(number) {
   const code = store.cells[number], kind = code[0], rest = code.slice(1), at = rest.indexOf('|');
   if (kind === 'v') return `<td data-v="${rest.slice(0, at)}">${rest.slice(at + 1)}</td>`;
@@ -15,15 +13,21 @@ function fillTable(id, rows) {
 // the points that a row stands for: one, or those of several tasks or models together
 function idsOf(row) { return row.dataset.id.split(' ').map(Number); }
 function firstOf(row) { const ids = idsOf(row); return ids.find(isOn) ?? ids[0]; }
-// a verdict says on hover what the glossary of the page says of it
+// a verdict says on hover what the glossary of the page says of it, whatever number stands in it
 function explain() {
-  const known = new Map([...document.querySelectorAll('#labels tbody tr')].map(row => [row.cells[1].textContent,
-    `${row.cells[1].textContent}: ${row.cells[2].textContent}. Trust it? ${row.cells[3].textContent}.`]));
+  const known = [...document.querySelectorAll('#labels tbody tr')].map(({cells: [, label, meaning, trust]}) =>
+    [...label.textContent.split('X'), `${meaning.textContent}. Trust it? ${trust.textContent}.`]);
+  const of = text => {
+    for (const [start, ...rest] of known) {
+      const said = rest.pop(), [end] = rest;
+      if (end === undefined ? start === text : text.startsWith(start) && text.endsWith(end))
+        return `${text}: ${end === undefined ? said : said.replaceAll(/\bX\b/g, text.slice(start.length, text.length - end.length))}`;
+    }
+  };
   for (const cell of document.querySelectorAll('[data-tip]')) {
     const [verdict, mark] = cell.textContent.split(' ‡');
-    cell.title = [known.get(verdict), mark === undefined ? undefined : known.get('‡')].filter(Boolean).join('\n');
+    cell.title = [of(verdict), mark === undefined ? undefined : of('‡')].filter(Boolean).join('\n');
   }
-  for (const head of document.querySelectorAll('.scroll th')) head.title = known.get(head.textContent) ?? '';
 }
 function sortBy(button) {
   const head = button.parentElement, body = head.closest('table').tBodies[0], i = head.cellIndex;
@@ -47,17 +51,20 @@ function sift(table) {
   if (shown.length && !shown.some(row => row.tabIndex === 0) && 'id' in shown[0].dataset) shown[0].tabIndex = 0;
 }
 function shownRows(table) { return [...table.tBodies[0].rows].filter(row => !row.hidden); }
+// the heads that name columns, the last row of them; one says before its own name of which group it is
+function headsOf(table) { return [...table.tHead.rows[table.tHead.rows.length - 1].cells]; }
+function nameOf(head) { return (head.dataset.of ? `${head.dataset.of}: ` : '') + head.textContent; }
 function csv(table) {
   // a text that a spreadsheet would take for a formula gets a quote before it
   const quoted = text => '"' + text.replace(/^(?=[=+\-@\t])/, "'").replaceAll('"', '""') + '"';
   const value = cell => 'v' in cell.dataset ? cell.dataset.v : quoted(cell.textContent);
   const lines = shownRows(table).map(row => [...row.cells].map(value).join(','));
-  return [[...table.tHead.rows[0].cells].map(cell => quoted(cell.textContent)).join(','), ...lines].join('\r\n') + '\r\n';
+  return [headsOf(table).map(head => quoted(nameOf(head))).join(','), ...lines].join('\r\n') + '\r\n';
 }
 function forPaper(table) {
-  const heads = [...table.tHead.rows[0].cells].map(cell => cell.textContent);
-  const columns = heads.map((name, i) => i).filter(i => PAPER.includes(heads[i].replace(' (time mean)', '')));
-  return [heads, ...shownRows(table).map(row => [...row.cells].map(cell => cell.textContent))].map(row => columns.map(i => row[i]));
+  const heads = headsOf(table), columns = heads.map((_, i) => i).filter(i => 'paper' in heads[i].dataset);
+  return [heads.map(nameOf), ...shownRows(table).map(row => [...row.cells].map(cell => cell.textContent))]
+    .map(row => columns.map(i => row[i]));
 }
 function markdown(table) {
   const [head, ...rows] = forPaper(table).map(row => '| ' + row.map(
@@ -66,8 +73,8 @@ function markdown(table) {
 }
 function latex(table) {
   const spelled = {'\\': '\\textbackslash{}', '~': '\\textasciitilde{}', '^': '\\textasciicircum{}', '<': '\\textless{}',
-    '>': '\\textgreater{}', '‡': '$\\ddagger$', '–': '--', '●': '$\\bullet$'};
-  const escaped = text => text.replace(/[&%$#_{}]|[\\~^<>‡–●]/g, mark => spelled[mark] ?? '\\' + mark);
+    '>': '\\textgreater{}', '‡': '$\\ddagger$', '–': '--', '●': '$\\bullet$', '±': '$\\pm$', '≤': '$\\le$', '▲': '$\\blacktriangle$', '·': '$\\cdot$'};
+  const escaped = text => text.replace(/[&%$#_{}]|[\\~^<>‡–●±≤▲·]/g, mark => spelled[mark] ?? '\\' + mark);
   const [head, ...rows] = forPaper(table).map(row => '  ' + row.map(escaped).join(' & ') + ' \\\\');
   const lines = [`\\begin{tabular}{l${'r'.repeat(forPaper(table)[0].length - 1)}}`, '  \\toprule', head, '  \\midrule', ...rows];
   return [...lines, '  \\bottomrule', '\\end{tabular}'].join('\n') + '\n';

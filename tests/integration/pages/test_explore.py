@@ -154,13 +154,13 @@ def test_a_table_is_searched_and_taken_along(driver: Any, session: tuple[Any, Pa
     find(driver, "[data-search=s0-points0]").send_keys("onerror")
     find(driver, "[data-export=s0-points0] [value=latex]").click()
     tex = value(driver, "document.querySelector('dialog textarea').value")
-    assert r"\begin{tabular}{lrrrrrrrr}" in tex and r"\textless{}img src=x onerror=window.PWNED=1\textgreater{}" in tex
+    assert r"\begin{tabular}{lrrrrrrrrr}" in tex and r"\textless{}img src=x onerror=window.PWNED=1\textgreater{}" in tex
     assert r"\%" in tex and tex.count(r" \\") == 2
     find(driver, "dialog button:nth-of-type(3)").click()
     find(driver, "[data-export=s0-points0] [value=markdown]").click()
     text = value(driver, "document.querySelector('dialog textarea').value").splitlines()
     assert (
-        text[1] == "|" + " --- |" * 9
+        text[1] == "|" + " --- |" * 10
         and r"\<img src=x" in text[2]
         and len({line.replace(r"\|", "").count("|") for line in text}) == 1
     )
@@ -254,11 +254,27 @@ def test_dark_and_light_follow_the_reader_and_paper_is_light(driver: Any) -> Non
 
 def test_tasks_together_are_a_figure_a_table_and_a_sentence(driver: Any) -> None:
     said = find(driver, "b.big").text
-    assert "over 2 tasks" in said and "on average" in said
-    names = value(driver, "document.getElementById('j0').data.map(t => t.name)")
+    assert "is the smallest that is worse on none of them: needle (unseen) " in said and "docqa (unseen) " in said
+    names = value(driver, "document.getElementById('j0-mean0').data.map(t => t.name)")
     assert {"full", "int8", "h2o", "frontier"} <= set(names)
     rows = value(driver, "[...document.querySelectorAll('#j0-points tbody tr')].map(r => r.cells[0].textContent)")
     assert "h2o 0.1" in rows and hostile.RUNS in rows
+
+
+def test_a_table_of_several_tasks_is_taken_along_whole(driver: Any, session: tuple[Any, Path]) -> None:
+    """The kind: an export that holds names and bytes, and no result."""
+    find(driver, "[data-export=j0-points] [value=csv]").click()
+    ((head, *rows),) = [list(csv.reader(downloaded(session[1], "j0-points.csv").splitlines()))]
+    of = "needle, question unseen; contains, higher is better: "
+    assert {f"{of}{name}" for name in ("of full", "verdict", "vs full", "95 % paired")} < set(head) and len(set(head)) == len(
+        head
+    )
+    (own,) = [dict(zip(head, row, strict=True)) for row in rows if row[0] == "h2o 0.1"]
+    assert own[f"{of}verdict"].startswith("clearly worse") and own[f"{of}95 % paired"].startswith("[")
+    find(driver, "[data-export=j0-points] [value=latex]").click()
+    tex = value(driver, "document.querySelector('dialog textarea').value")
+    assert f"{{l{'r' * (len(head) - 1)}}}" in tex and "clearly worse" in tex
+    find(driver, "dialog button:nth-of-type(3)").click()
 
 
 def test_citations_stand_on_the_page(driver: Any) -> None:

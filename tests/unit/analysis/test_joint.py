@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,8 @@ import pytest
 
 from harness.analysis.findings import findings
 from harness.analysis.joint import NATS, unbeaten
-from harness.pages.headline import joint_cells, joint_headline, joint_title
 from harness.pages.outputs import merge
-from harness.pages.units import signed_small
+from harness.pages.words import together
 from tests.support.record_factory import make, write_shard
 
 SIZES = {"full": 100, "a": 50, "b": 40, "c": 30}
@@ -98,29 +98,52 @@ def test_only_what_every_task_ranked_has_a_place() -> None:
     assert joint(needle({"full": 0, "a": 0}), stream({"full": 0, "a": 0.1})) == []  # the full cache at chance
 
 
-def test_the_headline_names_the_smallest_that_lost_nowhere() -> None:
+def side_by_side(*runs: list[dict[str, Any]]) -> together.Together:
+    found = findings([record for run in runs for record in run])
+    (one,) = together.together(found.points, found.frontier["joint"])
+    return one
+
+
+def test_the_headline_names_the_smallest_that_lost_nowhere_each_with_its_own_bytes() -> None:
     scores, losses = {"full": 1, "a": 1, "b": 1, "c": 0.25}, {"full": 0, "a": 0.0001, "b": 0.4, "c": 0.0001}
-    (entry,) = joint(needle(scores), stream(losses))
-    nats = next(point for point in entry["points"] if point["stack"] == "a")["against_full"]["stream"]
-    assert joint_headline(entry) == (
-        "a, 50 % of the bytes, is the smallest without a loss on any of them: needle +0.00 [-0.32, 0.32] (n 8); "
-        f"stream +0.00010 [{signed_small(nats['low'])}, {signed_small(nats['high'])}] nats (n 8)"
+    said = together.headline(side_by_side(needle(scores), stream(losses)))
+    assert said.startswith(
+        "a is the smallest that is worse on none of them: needle (unseen) 50 % of the bytes, no loss seen (≤ 0.32); "
+        "stream 50 % of the bytes, equal within ±0.0"
     )
-    (entry,) = joint(needle({"full": 1, "c": 0.25}), stream({"full": 0, "c": 0.0}))
-    assert joint_headline(entry) == "Every smaller cache loses on needle or stream, or it is not resolved"
+    assert said.endswith(" nats. Documents that would settle what is open: needle (unseen) about 22")
+    nowhere = side_by_side(needle({"full": 1, "c": 0.25}), stream({"full": 0, "c": 0.0}))
+    assert together.headline(nowhere) == "Every smaller cache does worse, or may, on at least one of them"
+
+
+def test_both_modes_and_a_stream_are_one_table_that_says_the_stream_is_one_run() -> None:
+    runs = needle({"full": 1, "a": 1}), needle({"full": 1, "a": 0.5}, aware=True), stream({"full": 0, "a": 0.1})
+    found = side_by_side(*runs)
+    assert [panel.mode for panel in found.panels] == [
+        "needle, question unseen",
+        "needle, question seen",
+        "stream, no question asked, one run",
+    ]
+    (own,) = [cells for cells in together.cells(found) if cells[0].text == "a"]
+    heads = [f"{of}: {head}" for of, head in together.columns(found)]
+    verdicts = [cell.text for cell, head in zip(own, heads, strict=True) if head.endswith(": verdict")]
+    assert verdicts == ["no loss seen (≤ 0.32)", "worse ‡", "worse"]
+    assert heads[-2:] == [": frontier, question unseen", ": frontier, question seen"]
 
 
 def test_the_terminal_and_the_page_show_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = needle({"full": 1, "a": 0.5}), stream({"full": 0, "a": 0.1})
-    (entry,) = joint(*runs)
+    found = side_by_side(*runs)
     for run in runs:
         write_shard(tmp_path / str(run[0]["run_id"]), run)
     merge([tmp_path / str(run[0]["run_id"]) for run in runs], tmp_path / "page.html", [])
     printed, page = capsys.readouterr().out, (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert joint_title(entry) in printed and joint_headline(entry) in printed.replace("\n", " ")
-    for name, (_, text) in joint_cells(entry)[0].items():
-        assert text in printed and text in page and name in page
-    assert "mean of normalised" not in printed
+    words = " ".join(printed.split())  # a title wider than its table is folded
+    assert found.title in words and together.headline(found) in words
+    for cells, row in zip(together.cells(found), together.printed(found), strict=True):
+        assert all(text in printed for text in row.values())
+        assert all(json.dumps(cell.text)[1:-1] in page for cell in cells)
+    assert all(f'data-of="{of}"' in page for of, _ in together.columns(found) if of)
 
 
 def test_unbeaten_is_pareto_dominance() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.findings import findings
 from harness.analysis.frontier import rank
 from harness.analysis.points import points
-from harness.pages.headline import headline, joint_headline
+from harness.pages.headline import headline
 from tests.support.record_factory import ROW, make, perplexity
 
 
@@ -74,6 +75,16 @@ def test_perplexity_names_its_unit() -> None:
     assert "nats can be excluded" in said
 
 
+def test_a_peak_above_the_full_cache_and_what_would_settle_it_are_said() -> None:
+    """The kind: a smaller cache that is recommended, and does not fit where the full one does."""
+    scores = [1.0] * 15
+    int4 = _run("int4", scores, 1 / 3, kv_bytes_peak_prefill=ROW * 1400, kv_bytes_peak=ROW * 400)
+    found = findings(_run("full", scores, kv_bytes_peak=ROW * 1000) + int4).points
+    assert headline(found).endswith(
+        "can be excluded; about 22 prompts would settle it; its prefill peaks at 140 % of the full cache's peak"
+    )
+
+
 @pytest.mark.parametrize(("points_", "told"), [(20, False), (21, True)])
 def test_one_picked_from_many_says_so(points_: int, told: bool) -> None:
     many = [1.0] * 50 + [0.0] * 10
@@ -95,20 +106,3 @@ def test_a_verdict_that_many_comparisons_take_back_is_said_so() -> None:
     worse = _run("full", [1.0] * 20) + _run("int8", [0.0] * 20, 0.5)
     assert "Holm" not in _judged(worse, 0.04)
     assert _judged(worse, 0.06).endswith("; among all 1, 1 of these verdicts do not hold (Holm)")
-
-
-def test_several_tasks_together() -> None:
-    def entry(*points: tuple[str, float, float, float]) -> dict[str, Any]:
-        named = [dict(zip(("label", "ratio", "score", "worst"), point, strict=True)) for point in points]
-        return {"members": ["needle", "docqa"], "over": "tasks", "points": named}
-
-    full = ("full", 1.0, 1.0, 1.0)
-    assert joint_headline(entry(("int4", 0.333, 0.97, 0.9), ("int8", 0.5, 1.0, 0.99), full)) == (
-        "int4, 33.3 % of the bytes, is the smallest that keeps 95 % of the full cache's score above chance over 2 tasks: "
-        "0.97 on average, 0.90 at the worst"
-    )
-    assert joint_headline(entry(("int4", 0.333, 0.5, 0.1), ("int2", 0.2, 0.3, 0.1), full)) == (
-        "No smaller cache keeps 95 % of the full cache's score above chance over 2 tasks; the nearest is int4, 33.3 % of the "
-        "bytes: 0.50 on average, 0.10 at the worst"
-    )
-    assert joint_headline(entry(full)) == "No smaller cache has a score on all of them"

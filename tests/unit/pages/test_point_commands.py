@@ -59,3 +59,20 @@ def test_without_a_manifest_it_is_what_the_records_know(tmp_path: Path) -> None:
     assert _command(tmp_path, None, "int8", query_aware=True) == asked
     for broken in ({"command": "model=m"}, {"command": None, "spellings": []}, {"spellings": {"int8": []}}):
         assert _command(tmp_path, broken, "int8", query_aware=True) == asked
+
+
+def test_a_stack_with_points_of_its_own_and_a_sweep_give_the_point_in_its_mode(tmp_path: Path) -> None:
+    """The kind: overrides with blanks in them, and a sweep's lists where one job had one value."""
+    listed = "[{keep.budget.value: 0.25}, {keep.budget.value: 0.5}]"
+    manifest = {
+        "command": ["-m", "task=needle,stream", "task.lengths=[256,512]", "task.query_aware=false,true", "limit=5,9"],
+        "spellings": {"snapkv keep.budget.value=0.25": [f"snapkv compress.points={listed} keep.budget.value=0.25"]},
+        "config": {"limit": 9},
+    }
+    at: dict[str, Any] = {"keep.budget.value": 0.25}
+    assert _command(tmp_path, manifest, "snapkv", at, query_aware=True) == (
+        "python -m harness task=needle 'task.lengths=[256,512]' task.query_aware=true limit=9 "
+        "compress=snapkv compress.keep.budget.value=0.25"
+    )
+    unknown = manifest | {"config": {}}
+    assert _command(tmp_path, unknown, "snapkv", at).startswith("python -m harness -m task=needle,stream ")
