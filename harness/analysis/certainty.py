@@ -13,7 +13,7 @@ from statsmodels.stats.multitest import multipletests
 
 from harness.analysis.clusters import effective_size
 from harness.analysis.frontier import GROUP, non_dominated
-from harness.analysis.intervals import NOISE_HALF_WIDTH, OPEN, newcombe_paired
+from harness.analysis.intervals import NOISE_HALF_WIDTH, OPEN, newcombe_paired, noise_of
 from harness.analysis.point_measures import number
 from harness.analysis.point_row import BASE, RUN_GROUP, Point, configurations, document_of
 
@@ -93,8 +93,7 @@ def _more_of(row: Mapping[Any, Any]) -> float:
     stream = math.isfinite(row["nll_diff"])
     names = ("nll_diff", "nll_diff_lo", "nll_diff_hi") if stream else ("diff_to_full", "diff_lo", "diff_hi")
     value, low, high = (row[name] for name in names)
-    scale = 1.0 if stream or row["higher_is_better"] else abs(row["full_score"])
-    wanted = max(NOISE_HALF_WIDTH * scale, abs(value))
+    wanted = max(noise_of(row["full_score"], in_nats=stream, higher_is_better=row["higher_is_better"]), abs(value))
     return max(1.0, ((high - low) / 2 / wanted) ** 2) if wanted else math.nan
 
 

@@ -33,6 +33,7 @@ from harness.analysis.sequences import sequence
 Aggregate = Literal["mean", "exp_weighted"]
 
 NOISE_HALF_WIDTH = 0.15  # "equal within noise" needs an interval at least this sharp
+NATS_HALF_WIDTH = 0.05  # the same of nats a token: 5 % of a perplexity
 FEW_DOCUMENTS = 5  # fewer have no verdict: any two of them may happen to agree
 EQUAL = "equal within noise"
 TOO_FEW = "too few documents for a verdict"
@@ -177,13 +178,19 @@ def _of_proportions(first: Sample, second: Sample, totals: Floats) -> tuple[Inte
     return interval, mcnemar_exact(lost, won) if totals.shape[1] == n else sign_flip_p(net)
 
 
-def verdict(score: Estimate, full: Estimate, paired: Estimate, *, higher_is_better: bool, relative: bool) -> str:
+def noise_of(full_score: float, *, in_nats: bool, higher_is_better: bool) -> float:
+    """The half-width that "equal within noise" needs: a cost other than nats has no fixed scale but that of the full score."""
+    if in_nats:
+        return NATS_HALF_WIDTH
+    return NOISE_HALF_WIDTH * (1.0 if higher_is_better else abs(full_score))
+
+
+def verdict(score: Estimate, full: Estimate, paired: Estimate, *, higher_is_better: bool, noise: float) -> str:
     """How a point compares with the full cache, in the words of tables and plots.
 
     "clearly below" compares the two intervals; "equal within noise" is a paired interval that contains 0 with a
-    half-width of at most 0.15 (as a share of the full score where `relative`: a cost has no fixed scale);
-    "below" and "above" are paired intervals on one side of 0; all else is "not resolved" at this n. Fewer than five
-    documents have no verdict.
+    half-width of at most `noise`; "below" and "above" are paired intervals on one side of 0; all else is "not resolved" at this
+    n. Fewer than five documents have no verdict.
     """
     if not math.isfinite(paired.interval.half_width):
         return ""
@@ -195,8 +202,7 @@ def verdict(score: Estimate, full: Estimate, paired: Estimate, *, higher_is_bett
     if sign * worse_edge < sign * full_edge:
         return "clearly below"
     if 0.0 in paired.interval:
-        scale = abs(full.value) if relative else 1.0
-        return EQUAL if paired.interval.half_width <= NOISE_HALF_WIDTH * scale else OPEN
+        return EQUAL if paired.interval.half_width <= noise else OPEN
     return "above" if sign * paired.value > 0 else "below"
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.analysis.intervals import UNKNOWN, Estimate, Sample, difference, estimate, verdict
+from harness.analysis.intervals import UNKNOWN, Estimate, Sample, difference, estimate, noise_of, verdict
 from harness.analysis.labels import budget_of, label_of
 from harness.analysis.point_measures import (
     answer_flips,
@@ -73,13 +73,11 @@ class Comparison(NamedTuple):
     nats: Estimate = _NO_SCORE  # the same of negative log-likelihoods per token, where scores are perplexities
 
     def verdict(self, *, higher_is_better: bool) -> str:
-        """How the point compares with the other: perplexities by their difference in nats, which the tables print.
-
-        Other scores that fall as they get better have no fixed scale.
-        """
+        """How the point compares with the other: perplexities by their difference in nats, which the tables print."""
         in_nats = math.isfinite(self.paired.value) and math.isfinite(self.nats.value)
-        paired, relative = (self.nats, False) if in_nats else (self.paired, not higher_is_better)
-        return verdict(self.score, self.other, paired, higher_is_better=higher_is_better, relative=relative)
+        paired = self.nats if in_nats else self.paired
+        noise = noise_of(self.other.value, in_nats=in_nats, higher_is_better=higher_is_better)
+        return verdict(self.score, self.other, paired, higher_is_better=higher_is_better, noise=noise)
 
 
 def rows(records: Iterable[Record]) -> list[dict[str, Any]]:

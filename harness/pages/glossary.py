@@ -17,7 +17,7 @@ VERDICTS: dict[str, Entry] = {
     EQUAL: Entry(
         f"equal within ±{BOUND}",
         f"equal within noise: the paired interval holds 0 and reaches at most {BOUND} to either side (of streams in nats); "
-        "half of its width is at most 0.15, of streams in nats",
+        "half of its width is at most 0.15, of streams 0.05 nats",
         f"Yes, as far as {BOUND}: the smaller it is, the more is said",
     ),
     "above": Entry("better", "better than the full cache: the whole paired interval is", "Yes; one such point in 40 is chance"),

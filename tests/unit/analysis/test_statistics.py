@@ -15,6 +15,7 @@ from harness.analysis.intervals import (
     estimate,
     mcnemar_exact,
     newcombe_paired,
+    noise_of,
     verdict,
     wilson,
 )
@@ -128,11 +129,12 @@ def test_paired_proportions_use_newcombe_and_mcnemar() -> None:
     assert found.p_value == pytest.approx(2 / 32)
 
 
-def judge(score, full, paired, *, higher: bool = True, relative: bool = False) -> str:
+def judge(score, full, paired, *, higher: bool = True) -> str:
     def made(low: float, high: float) -> Estimate:
         return Estimate((low + high) / 2, Interval(low, high))
 
-    return verdict(made(*score), made(*full), made(*paired), higher_is_better=higher, relative=relative)
+    noise = noise_of(sum(full) / 2, in_nats=False, higher_is_better=higher)
+    return verdict(made(*score), made(*full), made(*paired), higher_is_better=higher, noise=noise)
 
 
 def test_verdicts_are_those_of_the_contract() -> None:
@@ -141,9 +143,9 @@ def test_verdicts_are_those_of_the_contract() -> None:
     assert judge((0.1, 0.4), (0.6, 1.0), (-0.7, -0.4)) == "clearly below"
     assert judge((0.6, 0.9), (0.8, 1.0), (-0.2, -0.02)) == "below"
     assert judge((0.6, 0.9), (0.4, 0.7), (0.02, 0.3)) == "above"
-    assert judge((30.0, 40.0), (14.0, 18.0), (15.0, 25.0), higher=False, relative=True) == "clearly below"
-    assert judge((14.5, 18.5), (14.0, 18.0), (-1.0, 1.0), higher=False, relative=True) == "equal within noise"
-    assert verdict(*[Estimate(math.nan, Interval(math.nan, math.nan))] * 3, higher_is_better=True, relative=False) == ""
+    assert judge((30.0, 40.0), (14.0, 18.0), (15.0, 25.0), higher=False) == "clearly below"
+    assert judge((14.5, 18.5), (14.0, 18.0), (-1.0, 1.0), higher=False) == "equal within noise"
+    assert verdict(*[Estimate(math.nan, Interval(math.nan, math.nan))] * 3, higher_is_better=True, noise=0.15) == ""
 
 
 def test_perplexities_are_judged_by_their_difference_in_nats() -> None:
@@ -156,6 +158,6 @@ def test_perplexities_are_judged_by_their_difference_in_nats() -> None:
     wide, nats = made(3.0, -0.2, 8.1), made(0.16, 0.07, 0.17)
     assert Comparison(*scores, wide, nats=nats).verdict(higher_is_better=False) == "below"
     assert Comparison(*scores, wide, nats=made(0.01, -0.02, 0.05)).verdict(higher_is_better=False) == "equal within noise"
-    assert Comparison(*scores, wide, nats=made(0.1, -0.2, 0.4)).verdict(higher_is_better=False) == "not resolved"
+    assert Comparison(*scores, wide, nats=made(0.04, -0.02, 0.1)).verdict(higher_is_better=False) == "not resolved"
     unknown = Estimate(math.inf, Interval(math.nan, math.nan))
     assert Comparison(*scores, unknown, "a score is not finite", nats=nats).verdict(higher_is_better=False) == ""
