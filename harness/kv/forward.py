@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.attending.scratch import Scratch
 from harness.kv.families.latent import Latent
 from harness.kv.families.states import States
 from harness.kv.head_group import Slot
@@ -60,14 +61,16 @@ class Forward:
     leaves: dict[int, tuple[Tensor, Tensor]] | None = None  # where gradients are asked for: keys and values as attended to
     masks: dict[tuple[int, int, int | None, torch.device], Tensor] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    scratch: Scratch = field(default_factory=Scratch)
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
     dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
-    records: bool = False  # whether any row asks for statistics
+    asking: frozenset[int] = frozenset()  # rows that ask for statistics
     turns: bool = False  # whether any row's stored keys wait to be rotated
 
     def __post_init__(self) -> None:
-        self.records, self.turns = any(self.needs), any(self.unrotated or ())
+        self.asking = frozenset(row for row, need in enumerate(self.needs) if need)
+        self.turns = any(self.unrotated or ())
         self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
 
     def enter(self, number: int) -> tuple[int, bool]:
