@@ -57,8 +57,6 @@ def attend(
         key, value = latent.parts(key, run.entering.pop(layer))
     key, value = run.kept_new(layer) if reads else run.keep_new(layer, key, value)
     teams = run.alike(layer)
-    if any(team.views is None for team in teams):  # views take them as they are kept
-        key, value = key.to(query.dtype), value.to(query.dtype)
     if len(teams) == 1:  # all rows, of one length
         out = _attend_rows(call, teams[0], query, key, value)
     else:
@@ -76,48 +74,38 @@ def attend(
 
 def _attend_rows(call: Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Output [R, L, Q, D] of rows whose stores have the same shape, part by part; their statistics go to the forward."""
-    stores, whole = [call.run.stores[row].get(call.layer, ()) for row in team.rows], slice(0, len(team.rows))
+    stores = [call.run.stores[row].get(call.layer, ()) for row in team.rows]
     if len(stores[0]) < 2:  # all heads are one part
         slots = [slot for store in stores for slot in store]
-        return _attend_heads(call, Part(team.rows, slice(0, k.shape[1]), slots, call.softmax, team.views, whole), q, k, v)
+        return _attend_heads(call, Part(team.rows, slice(0, k.shape[1]), slots, call.softmax, team.views), q, k, v)
     outputs, group = [], q.shape[1] // k.shape[1]
     for slots in map(list, zip(*stores, strict=True)):
         heads = slots[0].heads
         queries = slice(heads.start * group, heads.stop * group)
-        part = Part(team.rows, heads, slots, call.softmax.of(queries), team.views, whole)
+        part = Part(team.rows, heads, slots, call.softmax.of(queries), team.views)
         outputs.append(_attend_heads(call, part, q[:, queries], k[:, heads], v[:, heads]))
     return torch.cat(outputs, 2)
 
 
 def _attend_heads(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same for one part, q [R, Q', L, D], k and v [R, H', L, D]: all rows at once, or each by itself.
-
-    Each by itself is read, attended to and recorded before the next one: its keys are still in a core's cache.
-    """
+    """The same for one part, q [R, Q', L, D], k and v [R, H', L, D]."""
     q, k = beside_flat(call.run, call.layer, part.rows, part.slots, q, k)
-    calls = call.run.calls(part.rows)
-    if len(calls) == 1:
-        return _attend_once(call, part, q, k, v)
-    return torch.cat([_attend_once(call, part.of(at), q[at], k[at], v[at]) for at in calls])
-
-
-def _attend_once(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same in one call."""
-    k, v = read(call, part, k, v)
+    k, v = read(call, part, q.dtype, k, v)
     if part.softmax.positional:
         part.pos_RHN = positions(call, part, k)
-    out = _output(call, part, q, k, v)
+    calls = call.run.calls(part.rows)
+    outs = [_output(call, part, at, q[at], k[at], v[at]) for at in calls]
     if call.records(part.rows):
         record(call, part, q, k)
-    return out
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def _output(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Output [R, L, Q', D] of some heads of these rows."""
+def _output(call: Call, part: Part, at: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Output [R', L, Q', D] of some of the part's rows, in one call."""
     if part.softmax.plain:
-        return _sdpa(call, part.rows, q, k, v)
-    seen = Seen(k.shape[2] - q.shape[2], call.shape.window, part.pos_RHN)
-    return softmax_attention(q, k, v, call.scaling, part.softmax, seen)
+        return _sdpa(call, part.rows[at], q, k, v)
+    pos_RHN = None if part.pos_RHN is None else part.pos_RHN[at]
+    return softmax_attention(q, k, v, call.scaling, part.softmax, Seen(k.shape[2] - q.shape[2], call.shape.window, pos_RHN))
 
 
 def _sdpa(call: Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:

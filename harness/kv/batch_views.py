@@ -3,7 +3,7 @@
 Sequences that hold as many tokens in every layer and head are a team: they attend in one call, and their decoded keys and
 values lie in one tensor for each group of layers, [layers, R, H, room, D]. New tokens are written in place;
 what a codec then encodes is decoded again, and nothing else; evictions copy what stays. The stores themselves are not touched,
-and a view holds, bit for bit, what the store would decode to. Where it would save nothing there is none.
+and a view holds, bit for bit, what the store would decode to.
 """
 
 from __future__ import annotations
@@ -72,8 +72,6 @@ class Batch:
             return
         # What is turned, or spread over heads and layers, whenever it is read, or changed by evictions, is not kept.
         if any(row.unrotated or row.stack.share or row.stack.merges or not row.head_groups for row in rows):
-            return
-        if not _saves(rows[0]):
             return
         views = [self._empty(group, rows, length) for group in self.groups] if self._fits(rows, length) else []
         for one in views:
@@ -169,18 +167,8 @@ def _together(one: Views, stay: Sequence[Tensor | None], most: int) -> Tensor:
 
 
 def _shape(row: SequenceCache, length: int) -> object:
-    own = row.stack.evicts_steps, row.stack.merges, row.unrotated, id(row.stack.share), _saves(row)
+    own = row.stack.evicts_steps, row.stack.merges, row.unrotated, id(row.stack.share)
     return length, *own, tuple((part.heads, part.n) for part in row.head_groups)
-
-
-def _saves(row: SequenceCache) -> bool:
-    """Whether a view saves anything: on a CPU not where all tokens are exact.
-
-    There attention is bound by memory, and a store is half as wide as its view, which an eviction would have to copy as well.
-    An accelerator is bound by how many kernels it runs.
-    """
-    cpu = bool(row.head_groups) and row.head_groups[0].keys.tail_HND.device.type == "cpu"
-    return not cpu or any(group.plain is None for group in row.head_groups)
 
 
 def _longest(row: SequenceCache, layers: tuple[int, ...]) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.kv.attending.scratch import Scratch
 from harness.kv.families.latent import Latent
 from harness.kv.families.states import States
 from harness.kv.head_group import Slot
@@ -61,7 +60,6 @@ class Forward:
     leaves: dict[int, tuple[Tensor, Tensor]] | None = None  # where gradients are asked for: keys and values as attended to
     masks: dict[tuple[int, int, int | None, torch.device], Tensor] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-    scratch: Scratch = field(default_factory=Scratch)
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
     dtype: torch.dtype = torch.float32  # what attention computes in, as it was met

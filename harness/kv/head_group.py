@@ -201,3 +201,24 @@ class Slot(NamedTuple):
     def _bases(self) -> Bases | None:
         heads = self.head_group.heads
         return self.head_group.bases.get(heads.layers[self.at.start // heads.each])
+
+
+def with_new(slots: Sequence[Slot], new_k: Tensor, new_v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values that R rows store in one layer, followed by the new ones, [R, H, N + L, D], in the dtype of those."""
+    if not slots or not slots[0].head_group.n:
+        return new_k, new_v
+    if len(slots) == 1 and (stored := slots[0].as_stored(new_k.dtype)) is not None:
+        k, v = stored
+        return torch.cat((*k, new_k[0]), 1).unsqueeze(0), torch.cat((*v, new_v[0]), 1).unsqueeze(0)
+    keys, values = [(slot.keys, slot.at) for slot in slots], [(slot.values, slot.at) for slot in slots]
+    return _decoded(keys, new_k), _decoded(values, new_v)
+
+
+def _decoded(stored: list[tuple[Spread, slice]], new_RHLD: Tensor) -> Tensor:
+    """Stored rows and the new ones behind them, written once."""
+    (r, h, length, d), n = new_RHLD.shape, stored[0][0].n
+    out = new_RHLD.new_empty(r, h, n + length, d)
+    for (side, at), one in zip(stored, out, strict=True):
+        side.write_to(one[:, :n], at)
+    out[:, :, n:] = new_RHLD
+    return out

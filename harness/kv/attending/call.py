@@ -55,8 +55,8 @@ class Call:
 class Part:
     """Some KV heads of a layer in R rows of one shape, where these store them, and the softmax of their queries.
 
-    slots: none before the first token. views: the decoded copies that the rows are read from, if they are, and `at` which of
-    their rows. pos_RHN: positions of the keys, if the softmax looks at them.
+    slots: none before the first token. views: decoded copies of the rows' stores, if they are read from there.
+    pos_RHN: positions of the keys, if the softmax looks at them.
     """
 
     rows: list[int]
@@ -64,9 +64,4 @@ class Part:
     slots: Sequence[Slot]
     softmax: Softmax
     views: Sequence[Views] | None
-    at: slice
     pos_RHN: Tensor | None = None
-
-    def of(self, at: slice) -> Part:
-        """The same for some of the rows."""
-        return Part(self.rows[at], self.heads, self.slots[at], self.softmax, self.views, at)

@@ -31,7 +31,10 @@ def _sums(call: Call, part: Part, wanted: list[int], q: Tensor, k: Tensor) -> di
     softmax, pos_RHN = part.softmax, part.pos_RHN
     if q.shape[2] == 1:
         pos = None if pos_RHN is None else call.run.pick(pos_RHN, wanted)
-        found = list(step_sums(_scaled(call, part, wanted, q, k), call.run.pick(k, wanted), softmax, pos))
+        scaled, stored = _scaled(call, part, wanted, q, k), call.run.pick(k, wanted)
+        calls = call.run.calls(wanted)
+        parts = (step_sums(scaled[at], stored[at], softmax, None if pos is None else pos[at]) for at in calls)
+        found = [one for sums_RHN in parts for one in sums_RHN]
     else:  # summed block by block, and the size of a block must be the row's own affair
         each = [None] * len(part.rows) if pos_RHN is None else list(pos_RHN)
         found = [column_sums(q[i], k[i], call.scaling, softmax, each[i]) for i in wanted]

@@ -112,14 +112,6 @@ def test_views_stay_in_their_bytes(room: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(without, limited, strict=True))
 
 
-def test_a_cpu_has_views_of_encoded_tokens_only() -> None:
-    found, names = dict(rows("llama")), ("full", "int8", "h2o", "sink_h2o_int8", "snapkv", "snapkv_int4")
-    batch = tiny_models.engine("llama").batch(ALL)
-    batch.form(range(len(names)), [found[name] for name in names], [1] * len(names))
-    shown = {names[i] for team in batch.teams if team.views for i in team.members}
-    assert shown == {"int8", "sink_h2o_int8", "snapkv_int4"}
-
-
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_streams_with_views_give_the_same_curves(chunk: int) -> None:
     """To the bit where answers do not depend on company: with views other sequences attend in one call."""

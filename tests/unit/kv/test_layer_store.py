@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.kv.attending.scratch import Scratch
-from harness.kv.attending.stored import with_new
-from harness.kv.head_group import HeadGroup, Slot
+from harness.kv.head_group import HeadGroup, Slot, with_new
 from harness.kv.memory import measure
 from harness.kv.token_store import TokenStore
 from harness.stages.codec.base import Codec
@@ -129,7 +127,7 @@ def test_exact_tokens_are_read_as_they_lie_in_the_dtype_of_attention(stored: tor
     store = TokenStore.of(x[:, :30].clone(), Exact(), None).append(x[:, 30:35].clone()).append(x[:, 35:].clone())
     group = HeadGroup(Heads((0, 1), 0, 2), store, store)
     fresh = vectors(3, seed=1)
-    for read in with_new([Slot(group, slice(2, 4))], fresh[None], fresh[None], Scratch()):
+    for read in with_new([Slot(group, slice(2, 4))], fresh[None], fresh[None]):
         assert read.dtype == fresh.dtype and read.is_contiguous()
         assert torch.equal(read[0], torch.cat((x[2:].float(), fresh), 1))
 
