@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
 from harness.calibrate.calibration_text import ROLES
 from harness.calibrate.codec_limits import calibrated
 from harness.configure import typed
@@ -26,6 +24,7 @@ from harness.errors import UnfitStackError, UserError, require
 from harness.evaluation.evaluate import Runner, evaluate
 from harness.evaluation.lm_eval_runner import LmEvalRunner
 from harness.evaluation.planned import Planned, Setup, samples_of
+from harness.evaluation.process import keep_memory, reproducible
 from harness.evaluation.question_runner import QuestionRunner
 from harness.evaluation.record_maker import RecordMaker
 from harness.evaluation.recorder import Recorder
@@ -134,6 +133,7 @@ def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build
     _check_heads(arms, spec)
     _check_calibration(arms)
     reproducible(options.seeds[0])
+    keep_memory()
 
     lm = load(spec, NAME) if weights else outline(spec, NAME)
     engine = (
@@ -193,15 +193,6 @@ def calibrated_arm(arm: Arm, engine: Engine, lm: LM) -> Arm:
         if isinstance(about, Mapping) and config[role].get("calibration"):
             config[role]["calibration"]["table"] = about["table"]
     return replace(arm, stack=stack, config=config)
-
-
-def reproducible(seed: int) -> None:
-    """Seed what draws from torch's own generator, and have torch choose deterministic algorithms where it has them."""
-    torch.manual_seed(seed)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
-    torch.backends.cudnn.benchmark = False
 
 
 def outlined(config: Config, build: Build = typed.build) -> tuple[Options, ModelSpec, Task]:

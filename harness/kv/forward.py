@@ -63,11 +63,12 @@ class Forward:
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
     dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
-    records: bool = False  # whether any row asks for statistics
+    asking: frozenset[int] = frozenset()  # rows that ask for statistics
     turns: bool = False  # whether any row's stored keys wait to be rotated
 
     def __post_init__(self) -> None:
-        self.records, self.turns = any(self.needs), any(self.unrotated or ())
+        self.asking = frozenset(row for row, need in enumerate(self.needs) if need)
+        self.turns = any(self.unrotated or ())
         self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
 
     def enter(self, number: int) -> tuple[int, bool]:

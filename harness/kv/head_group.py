@@ -43,7 +43,7 @@ class HeadGroup:
     bases: Mapping[int, Bases] = field(default_factory=dict)
     folded: bool = False
 
-    @property
+    @cached_property
     def n(self) -> int:
         """Tokens per head."""
         return self.keys.n

@@ -50,7 +50,7 @@ def of_heads(new: KV, heads: Heads, group: tuple[int, ...]) -> KV:
 
 def recorded_sums(run: Forward, heads: Heads, member: int) -> Tensor | None:
     """Column sums [H, N + L] of these heads in a forward, for one sequence of its batch; None if not recorded."""
-    if not run.records:
+    if member not in run.asking:
         return None
     sums = Stats.join([run.stats[layer][member] for layer in heads.layers]).column_sums_HN
     return None if sums is None else own(sums)  # those of a batch are views of one tensor

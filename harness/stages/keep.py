@@ -173,8 +173,12 @@ class Keep:
             return torch.cat((first.expand(*middle.shape[:-1], -1), middle, last.expand(*middle.shape[:-1], -1)), -1)
 
         if len({count for layer in counts for count in layer}) == 1:
-            middle_LHM = highest(scores_LHM, counts[0][0]) + sinks
-            return [Choice(layers, None, kept(middle_LHM).flatten(0, 1), tokens, ends, finite)]
+            count = counts[0][0]
+            if count == stop - sinks - 1:  # as in every step of a cache at its budget
+                index_LHM = all_but_lowest(scores_LHM, sinks, n)
+            else:
+                index_LHM = kept(highest(scores_LHM, count) + sinks)
+            return [Choice(layers, None, index_LHM.flatten(0, 1), tokens, ends, finite)]
         order_LHM = _order(scores_LHM)
         return [
             Choice((layer,), h, kept(order_HM[h : h + 1, :count].sort(-1).values + sinks), tokens, ends, finite)
@@ -186,11 +190,16 @@ class Keep:
 def highest(scores: Tensor, count: int) -> Tensor:
     """Indices of the `count` highest of scores [..., M], int64 in rising order; of equal ones the earlier."""
     m = scores.shape[-1]
-    if count != m - 1:
-        return _order(scores)[..., :count].sort(-1).values
-    # One goes, as in every step of a cache at its budget: the last of the lowest. Sorting would cost more than attention does.
-    goes = count - scores.flip(-1).argmin(-1, keepdim=True)
-    stay = _places(0, count, scores.device)
+    return _order(scores)[..., :count].sort(-1).values if count != m - 1 else all_but_lowest(scores, 0, m)
+
+
+def all_but_lowest(scores: Tensor, start: int, n: int) -> Tensor:
+    """Indices of n - 1 of n tokens, int64 in rising order: one with the lowest of scores [..., M] goes, the last of equal ones.
+
+    start: tokens before those that have scores. Sorting would cost more than attention does.
+    """
+    goes = start + scores.shape[-1] - 1 - scores.flip(-1).argmin(-1, keepdim=True)
+    stay = _places(0, n - 1, scores.device)
     return stay + (stay >= goes)
 
 

@@ -1,0 +1,34 @@
+"""What a run sets for its whole process: seeds, deterministic algorithms, and memory that the C library keeps."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+import torch
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
+KEPT = 1 << 29  # bytes: a few layers' worth of what a prefill makes
+MAPPED = 1 << 25  # bytes: what is larger goes back at once; glibc allows no more
+
+
+def reproducible(seed: int) -> None:
+    """Seed what draws from torch's own generator, and have torch choose deterministic algorithms where it has them."""
+    torch.manual_seed(seed)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
+    torch.backends.cudnn.benchmark = False
+
+
+def keep_memory() -> None:
+    """Have glibc keep what tensors give back, up to KEPT bytes; another C library does as it does.
+
+    Every layer asks for the sizes of the one before. By default they go back to the system, which maps them anew and fills them
+    with zeros, page by page.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(MMAP_THRESHOLD, MAPPED)
+        libc.mallopt(TRIM_THRESHOLD, KEPT)
