@@ -25,8 +25,9 @@ else
 	$(PY) -m harness $(ARGS)
 endif
 
+# Many processes are started: what one of them has compiled, the next need not.
 test: .venv/ready ## every test, the slow ones too
-	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: .venv/ready ## the tests that need no real model
 	HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(PY) -m pytest -m "not slow" $(ARGS)

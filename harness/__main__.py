@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+
+gc.disable()  # imports make hundreds of thousands of objects, all of which stay: looking for garbage among them takes long
+
 import os
 import sys
 
@@ -21,6 +25,8 @@ from harness.files.pipes import end_with_reader
 from harness.sweep import job
 from harness.sweep.fold import deferred
 from harness.sweep.sweeper import register
+
+gc.enable()
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 

@@ -15,16 +15,24 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from harness.configure import arms, stack_labels
 from harness.files.paths import CONF
+from tests.support import composed_once as once
 
 OLDEST = version("transformers").startswith("5.2.")
 LACKS = ("transformers ", "this version of transformers ")  # how the reasons of such skips begin
 
 
-def pytest_collection_finish() -> None:
-    """What importing has made stays: the collector need not walk through its half a million objects again and again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What importing makes stays: the collector need not walk through its half a million objects again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,3 +53,10 @@ def composing() -> Iterator[None]:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         yield
     GlobalHydra.instance().clear()
+
+
+@pytest.fixture
+def composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack that was composed before is not composed again: for modules whose tests name the same stacks of conf/."""
+    for module in (arms, stack_labels):
+        monkeypatch.setattr(module, "compose_stack", once.compose_stack)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from statsmodels.stats.multitest import multipletests
 
 from harness.analysis.frontier import GROUP, non_dominated
 from harness.analysis.intervals import newcombe_paired
@@ -31,19 +30,32 @@ def holm(points: pd.DataFrame) -> pd.Series[float]:
     for _, group in points.groupby(list(GROUP), sort=False):
         known = group["paired_p"].dropna()
         if len(known):
-            found.loc[known.index] = multipletests(known.to_numpy(), method="holm")[1]
+            found.loc[known.index] = _step_down(known.to_numpy())
     return found
+
+
+def _step_down(p_N: Floats) -> Floats:
+    """Holm's adjusted p: the smallest times N, the next times N - 1 and so on, none below the one before it, none above 1.
+
+    As multipletests of statsmodels, to the bit, which walks through all objects of the process at every call (gc.collect).
+    """
+    order = np.argsort(p_N, kind="stable")
+    raised = np.maximum.accumulate(p_N[order] * np.arange(len(p_N), 0, -1))
+    adjusted = np.empty_like(p_N)
+    adjusted[order] = np.minimum(raised, 1.0)
+    return adjusted
 
 
 def detectable(points: pd.DataFrame) -> pd.Series[float]:
     """The smallest loss against the full cache that each point's sample could have shown.
 
     For right and wrong answers: the fewest lost of so many documents, none won, whose interval (Newcombe) excludes 0,
-    as a share. For other scores: the half-width of the paired interval. Missing where there is no comparison.
+    as a share. For other scores: the half-width of the paired interval, in nats for perplexities. Missing where there is no
+    comparison.
     """
     shares = {n: _least_lost(n) / n for n in {int(n) for n in points["n_documents"]} if n}
     answers = points["mcnemar_p"].notna()
-    half = (points["diff_hi"] - points["diff_lo"]) / 2
+    half = (points["nll_diff_hi"] - points["nll_diff_lo"]).fillna(points["diff_hi"] - points["diff_lo"]) / 2
     found = points["n_documents"].map(shares).where(answers, half)
     return found.where(np.isfinite(points["diff_to_full"])).astype("float64")
 

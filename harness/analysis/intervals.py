@@ -180,7 +180,7 @@ def verdict(score: Estimate, full: Estimate, paired: Estimate, *, higher_is_bett
     """How a point compares with the full cache, in the words of tables and plots.
 
     "clearly below" compares the two intervals; "equal within noise" is a paired interval that contains 0 with a
-    half-width of at most 0.15 (as a share of the full score where `relative`: perplexity has no fixed scale);
+    half-width of at most 0.15 (as a share of the full score where `relative`: a cost has no fixed scale);
     "below" and "above" are paired intervals on one side of 0; all else is "not resolved" at this n. Fewer than five
     documents have no verdict.
     """

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LOW_RANK = (".LowRank", ".XKV")  # classes whose codecs store fewer numbers, and these exactly unless `inner` says otherwise
+SIDES = {"keys": "values", "values": "keys"}
 BETWEEN = ", "  # the settings of a changed stack, after its name
 
 
@@ -44,10 +45,22 @@ def budget_of(record: Mapping[str, Any]) -> Budget:
 
 
 def label_of(record: Mapping[str, Any]) -> str:
-    """The short name of a record's point: its stack and what the point sets."""
+    """The short name of a record's point: its stack and what the point sets, once where keys and values agree.
+
+    `palu rank=0.3`, `kvquant keys bits=4, values bits=2`, `h2o 0.5, keys bits=4`.
+    """
     unit = budget_of(record).unit
-    named = (_setting(key, value, unit) for key, value in record["point"].items() if not key.endswith("budget.unit"))
-    return with_settings(str(record["stack"]), " ".join(named))
+    point = {key: value for key, value in record["point"].items() if not key.endswith("budget.unit")}
+    named, sided = list[str](), False
+    for key, value in point.items():
+        role, _, place = key.partition(".")
+        twin = f"{SIDES[role]}.{place}" if role in SIDES else ""
+        agree = twin in point and point[twin] == value
+        if agree and role == "values":
+            continue  # said with the keys
+        sided |= role in SIDES and not agree
+        named.append((f"{role} " if role in SIDES and not agree else "") + _setting(key, value, unit))
+    return with_settings(str(record["stack"]), (BETWEEN if sided else " ").join(named))
 
 
 def family_of(stack_config: Mapping[str, Any]) -> str:

@@ -73,9 +73,13 @@ class Comparison(NamedTuple):
     nats: Estimate = _NO_SCORE  # the same of negative log-likelihoods per token, where scores are perplexities
 
     def verdict(self, *, higher_is_better: bool) -> str:
-        """How the point compares with the other; scores that fall as they get better have no fixed scale."""
-        relative = not higher_is_better
-        return verdict(self.score, self.other, self.paired, higher_is_better=higher_is_better, relative=relative)
+        """How the point compares with the other: perplexities by their difference in nats, which the tables print.
+
+        Other scores that fall as they get better have no fixed scale.
+        """
+        in_nats = math.isfinite(self.paired.value) and math.isfinite(self.nats.value)
+        paired, relative = (self.nats, False) if in_nats else (self.paired, not higher_is_better)
+        return verdict(self.score, self.other, paired, higher_is_better=higher_is_better, relative=relative)
 
 
 def rows(records: Iterable[Record]) -> list[dict[str, Any]]:

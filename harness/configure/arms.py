@@ -88,9 +88,10 @@ def stack_arms(name: str, changes: Sequence[str]) -> list[Arm]:
     Raises:
         UserError: as `arms_of`.
     """
-    base = _checked(name, changes)
+    composed = compose_stack(name, changes)
+    base = _checked(name, changes, composed[1])
     found = points(base, changes)
-    called = label(name, changes, found) if changes else name
+    called = label(name, changes, found, composed) if changes else name
     return [_used(_arm(base, name, called, point), [name, *changes]) for point in found]
 
 
@@ -152,9 +153,9 @@ def _used(arm: Arm, asked: Sequence[str]) -> Arm:
     return replace(arm, config=config, stack=stack, spellings=(" ".join([*asked, *point]),))
 
 
-def _checked(name: str, changes: Sequence[str]) -> DictConfig:
+def _checked(name: str, changes: Sequence[str], resolved: dict[str, Any]) -> DictConfig:
     """A stack's resolved configuration; a change of its name, or one that it drops, is refused."""
-    stack: DictConfig = OmegaConf.create(escaped(compose_stack(name, changes)[1]))
+    stack: DictConfig = OmegaConf.create(escaped(resolved))
     renamed = next((change for change in changes if key_of(change) == "compress.name"), None)
     require(renamed is None, "compress.name", renamed, "a changed stack is called by its changes, a YAML by its file")
     for change in changes:  # a part for a slot that the stack's own file empties again would be lost
@@ -168,7 +169,9 @@ def _arm(base: DictConfig, name: str, called: str, point: Point) -> Arm:
     config = base.copy()
     for key, value in point.items():
         if OmegaConf.select(config, key, default=Ellipsis) is Ellipsis:
-            raise UserError(f"stack {name!r} has no key {key!r}, which its point {point} sets")
+            raise UserError(
+                f"stack {name!r}: point {key}={value!r} is not possible: {_keys_at(config, key)}, or set compress.points"
+            )
         OmegaConf.update(config, key, escaped(value))
     resolved: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     resolved = {k: v for k, v in resolved.items() if k not in ("name", "points")}
@@ -180,6 +183,18 @@ def _arm(base: DictConfig, name: str, called: str, point: Point) -> Arm:
         called = stack.describe()
     check_label(called, stack)
     return Arm(called, dict(point), resolved, stack)
+
+
+def _keys_at(config: DictConfig, key: str) -> str:
+    """What there is of a dotted key that is not there, and which keys that has."""
+    parts = key.split(".")
+    known = next(
+        n for n in range(len(parts) - 1, -1, -1) if n == 0 or OmegaConf.select(config, ".".join(parts[:n])) is not None
+    )
+    place = ".".join(parts[:known])
+    found = OmegaConf.select(config, place) if place else config
+    keys = [str(one) for one in found if not str(one).startswith("_")] if OmegaConf.is_dict(found) else []
+    return f"{place or 'the stack'} has {', '.join(keys) or 'no keys'}"
 
 
 def reads_full(label: str) -> bool:

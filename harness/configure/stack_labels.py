@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.configure.compose import compose_stack
-from harness.configure.overrides import parsed, place_of, plain
+from harness.configure.overrides import STACK, key_of, parsed, place_of, plain
 from harness.configure.stack_points import Point
 from harness.files.digests import digest
 from harness.stages.stack import unused
@@ -37,18 +37,22 @@ class Change:
     part: bool = False
 
 
-def label(name: str, changes: Sequence[str], points: Sequence[Point]) -> str:
+def label(name: str, changes: Sequence[str], points: Sequence[Point], composed: tuple[Config, Config]) -> str:
     """The label of a member of conf/compress under changes; the name alone where they change nothing but points.
 
     Args:
         name: the member.
         changes: overrides of the stack, in any order.
         points: the stack's points, changes included.
+        composed: the stack, changes included, as it is written and resolved.
     """
+    silent = ("points", *(key for one in points for key in one))
+    if all(any(_holds(one, key_of(change).removeprefix(f"{STACK}.")) for one in silent) for change in changes):
+        return name  # nothing is composed to learn that
     parts = {str(place_of(one)): one for one in changes if place_of(one) is not None}  # the last one of a place holds
     chosen = [parts[place] for place in sorted(parts, key=lambda place: (place.count("."), _rank(place)))]
     stages = [compose_stack(name, chosen[:at])[0] for at in range(len(chosen) + 1)]
-    found = [*_parts(chosen, stages), *_settings(stages[-1], *compose_stack(name, changes), points)]
+    found = [*_parts(chosen, stages), *_settings(stages[-1], *composed, points)]
     return ", ".join([name, *map(_words, _together(found))])
 
 

@@ -33,7 +33,7 @@ PLAIN: Mapping[Any, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_types(config: Any, path: str) -> None:
-    """Refuse the first value of a `_target_` tree that is not of its argument's type.
+    """Refuse the first value of a `_target_` tree that is not of its argument's type, or that nothing takes.
 
     Numbers are finite, whole ones below 2^63; a `name` is not empty unless its class says so.
 
@@ -46,6 +46,8 @@ def check_types(config: Any, path: str) -> None:
         require(abs(config) < MOST, path, config, "a whole number below 2^63")
     elif isinstance(config, Mapping):
         arguments = _arguments(config[TARGET]) if isinstance(config.get(TARGET), str) else {}
+        if isinstance(config.get(TARGET), str):
+            _check_keys(config, path)
         for key, value in config.items():
             here = f"{path}.{key}"
             if key in arguments:
@@ -134,6 +136,28 @@ def _arguments(target: str) -> dict[str, tuple[Any, Any]]:
         return _arguments_of(resolve_name(target))
     except Exception:
         return {}
+
+
+def _check_keys(config: Mapping[str, Any], path: str) -> None:
+    """Refuse a key that the target does not take, as one that another part had in its place, and a part that lacks one."""
+    try:
+        found = resolve_name(config[TARGET])
+        parameters = inspect.signature(found).parameters
+    except Exception:
+        return  # Hydra will say that there is no such target
+    kinds = {one.kind for one in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds or any(key in config for key in ("_args_", "_partial_")):
+        return
+    hidden = {one.name for one in fields(found) if not one.repr} if is_dataclass(found) else set()
+    takes = ", ".join(name for name in parameters if name not in hidden) or "no keys"
+    called = getattr(found, "__name__", config[TARGET])
+    for key, value in config.items():
+        known = key in parameters or str(key).startswith("_")
+        require(known, f"{path}.{key}", value, f"{called} takes {takes}; ~{path}.{key} takes it out")
+    for name, one in parameters.items():
+        needed = one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
+        if needed and name not in config:
+            raise UserError(f"{path}.{name} is missing: {called} takes {takes}")
 
 
 def _arguments_of(found: Any) -> dict[str, tuple[Any, Any]]:

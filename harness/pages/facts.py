@@ -21,7 +21,7 @@ from harness.pages.headline import headline, joint_cells
 from harness.pages.hover import flat, is_stream
 from harness.pages.markup import markup
 from harness.pages.table import problems
-from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
+from harness.pages.units import difference, iec, interval_text, score_text, share_text, small
 
 NUMBER, VERDICT, WORDS = "v", "t", "l"  # the first letter of a cell
 _NAMED = 40  # points a line names
@@ -110,18 +110,20 @@ def _head(name: str, cell: str) -> str:
 
 def _cells(row: Row, faithful: bool) -> dict[str, str]:
     """The cells of a point by column name, the same names for all points of a panel."""
-    base, bits = row["stack"] == BASE, row["effective_bits"]
+    base, bits, found = row["stack"] == BASE, row["effective_bits"], difference(row)
+    alone, _, within = found.text.partition(" ")
+    alone, nats = (f"{alone} nats", " nats") if found.in_nats else (alone, "")
     mean, end = (" (time mean)", "at the end") if is_stream(row) else ("", "end of answer")
     return {
         "stack and point": _words(row["label"]),
         "n": _number(row["n"], str(row["n"])),
         "score": _number(row["score"], score_text(row["score"])),
         "95 %": _words(interval_text(row["score_lo"], row["score_hi"])),
-        "vs full": _number(row["diff_to_full"], "" if base else signed(row["diff_to_full"])),
-        "95 % paired": _words(interval_text(row["diff_lo"], row["diff_hi"])),
+        "vs full": _number(found.value, "" if base else alone),
+        "95 % paired": _words(within),
         "verdict": _verdict(row),
         "Holm p": _number(row["holm_p"], small(row["holm_p"])),
-        "could see": _number(row["detectable"], small(row["detectable"])),
+        "could see": _number(row["detectable"], small(row["detectable"]) + nats),
         f"KV bytes{mean}": _number(row["bytes_context"], iec(row["bytes_context"])),
         "of full": _number(row["ratio"], share_text(row["ratio"])),
         **(_fidelity(row) if faithful else {}),

@@ -27,7 +27,7 @@ VERDICTS: dict[str, Entry] = {
     "base": Entry("base", "the full cache, which all others are compared with", "Yes"),
     "equal within noise": Entry(
         "= full",
-        "equal within noise: the paired interval holds 0 and reaches at most 0.15 to either side",
+        "equal within noise: the paired interval holds 0 and reaches at most 0.15 to either side (of perplexities: in nats)",
         "Yes, within that interval",
     ),
     "above": Entry("above", "better than the full cache: the whole paired interval is", "Yes; one such point in 40 is chance"),

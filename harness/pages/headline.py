@@ -17,7 +17,7 @@ from harness.analysis.point_row import BASE
 from harness.analysis.points import rows_of
 from harness.pages.glossary import unheld, verdict_text
 from harness.pages.hover import is_stream
-from harness.pages.units import interval_text, score_text, share_text, signed, signed_small, small
+from harness.pages.units import Difference, difference, score_text, share_text, small
 
 _EQUAL = (EQUAL, "above")
 _WORSE = ("below", "clearly below")
@@ -98,7 +98,7 @@ def _without_loss(entry: Mapping[str, Any], smaller: Sequence[Mapping[str, Any]]
 
 def _no_loss(part: Mapping[str, Any], higher_is_better: bool) -> bool:
     """Equal within noise or better, its interval reaching 0 in the member's own unit; or not resolved, and no loss seen."""
-    told = part["high"] < 0 if higher_is_better else part["low"] > 0  # verdicts of streams are on perplexity
+    told = part["high"] < 0 if higher_is_better else part["low"] > 0
     unseen = part["verdict"] == "not resolved" and (part["difference"] >= 0) == higher_is_better
     return not told and (part["verdict"] in _EQUAL or unseen)
 
@@ -140,9 +140,7 @@ def _compared(part: Mapping[str, Any], unit: str) -> str:
 def _beside_full(part: Mapping[str, Any], unit: str) -> str:
     """A difference to the full cache and its interval, in the member's unit."""
     value, low, high = (math.nan if part[name] is None else float(part[name]) for name in ("difference", "low", "high"))
-    if unit != NATS:
-        return f"{signed(value)} {interval_text(low, high)}".strip()
-    return f"{signed_small(value)} [{signed_small(low)}, {signed_small(high)}] nats"
+    return Difference(value, low, high, unit == NATS).text + (" nats" if unit == NATS else "")
 
 
 def _equal(row: pd.Series[Any], compared: int) -> str:
@@ -164,14 +162,16 @@ def _unresolved(points: pd.DataFrame) -> str:
 
 
 def _excluded(row: pd.Series[Any]) -> str:
-    most = -row["diff_lo"] if row["higher_is_better"] else row["diff_hi"]
-    unit = "" if row["higher_is_better"] else f" of {row['metric']}"
+    found = difference(row)
+    most = -found.low if row["higher_is_better"] else found.high
+    unit = " nats" if found.in_nats else "" if row["higher_is_better"] else f" of {row['metric']}"
     return f"a loss above {score_text(most) if most >= 0.095 else small(most)}{unit} can be excluded"
 
 
 def _with_difference(row: pd.Series[Any]) -> str:
-    difference = f"{signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip()
-    return f"{row['label']}, {share_text(row['ratio'])} of the bytes: {difference} in {_n(row)}"
+    found = difference(row)
+    said = found.text + (" nats" if found.in_nats else "")
+    return f"{row['label']}, {share_text(row['ratio'])} of the bytes: {said} in {_n(row)}"
 
 
 def _loss(points: pd.DataFrame) -> pd.Series[float]:

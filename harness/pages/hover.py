@@ -16,7 +16,7 @@ from harness.analysis.points import Row
 from harness.pages.glossary import judged
 from harness.pages.markup import markup
 from harness.pages.table import problems
-from harness.pages.units import iec, interval_text, score_text, share_text, signed, signed_small, small
+from harness.pages.units import difference, iec, interval_text, score_text, share_text, small
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
@@ -55,13 +55,12 @@ def _difference(row: Row) -> list[str]:
         return []
     if not math.isfinite(row["diff_to_full"]):
         return [f"vs full: none, {row['diff_reason']}"]
-    text = f"vs full {signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])} paired"
-    if math.isfinite(row["nll_diff"]):
-        unit = "nats a token" if is_stream(row) else f"in log {row['metric']}"
-        text += f"  ·  {signed_small(row['nll_diff'])} [{small(row['nll_diff_lo'])}, {small(row['nll_diff_hi'])}] {unit}"
+    found = difference(row)
+    unit = (" nats a token" if is_stream(row) else f" in log {row['metric']}") if found.in_nats else ""
+    text = f"vs full {found.text}{unit} paired"
     test = f"  ·  McNemar p {row['mcnemar_p']:.2g}" if math.isfinite(row["mcnemar_p"]) else ""
     least = row.get("detectable", math.nan)
-    seen = f"  ·  could see {small(least)}" if math.isfinite(least) else ""
+    seen = f"  ·  could see {small(least)}{' nats' if found.in_nats else ''}" if math.isfinite(least) else ""
     return [f"{text}{test}{_holm(row)}  ·  {judged(row)}{seen}"]
 
 

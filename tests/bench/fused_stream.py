@@ -1,8 +1,9 @@
 """Sixteen stacks over one stream: each by itself against all in lockstep, with the settings of a run.
 
 python tests/bench/fused_stream.py [tokens] [chunk] [repeats]
-Each by itself is one sequence, or two with the full cache that a run compares it with; both ratios are printed. Time is CPU time
-of one thread, the best of interleaved repeats.
+Each by itself is one sequence, or two with the full cache that a run compares it with; together ratios are printed. Time is CPU time
+of one thread, the best of interleaved repeats. The last line is what the products with the weights alone would allow: arms that
+have parted share nothing but those, and on a CPU a chunk of one arm already fills the arithmetic units.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 
-from measure import ALL_VIEWS, best, engine, prose, setup
+from measure import ALL_VIEWS, best, engine, products, prose, setup
 
 from harness.engine.streams import Reading, read
 from harness.stages.stack import Stack
@@ -45,3 +46,7 @@ times = best(ways, REPEATS, time.process_time)
 for name, seconds in times.items():
     print(f"{name}: {16 * TOKENS / seconds:.1f} tokens a second over 16 stacks, ratio {seconds / times['fused']:.2f}")
 print(f"chunk {CHUNK}, {TOKENS} tokens")
+one, together = products(lm, CHUNK), products(lm, 16 * CHUNK)
+print(
+    f"products with the weights: {CHUNK} rows {one * 1000:.0f} ms, {16 * CHUNK} rows {together * 1000:.0f} ms, ratio {16 * one / together:.2f}"
+)

@@ -59,3 +59,18 @@ def best(
             function()
             times[name] = min(times[name], clock() - start)
     return times
+
+
+def products(lm: LM, rows: int, repeats: int = 5) -> float:
+    """Seconds of CPU time that the products with all of the model's weights take for a number of rows: the part of a forward
+    that sequences in one batch share. What `rows` rows cost together against one by one bounds what lockstep can save."""
+    matrices = [m for m in lm.model.modules() if isinstance(m, torch.nn.Linear)]
+    inputs = {width: torch.randn(rows, width, dtype=lm.model.dtype) for width in {m.in_features for m in matrices}}
+
+    def once() -> None:
+        with torch.inference_mode():
+            for m in matrices:
+                torch.nn.functional.linear(inputs[m.in_features], m.weight)
+
+    once()
+    return best({"products": once}, repeats, time.process_time)["products"]

@@ -1,6 +1,6 @@
 """Runs the command in children forked from one process that has loaded everything, so that many can be killed in seconds.
 
-As a script: `python -m tests.forked` reads steps from its input, a line of JSON each, runs it and prints what came of it.
+As a script: `python -m tests.support.forked` reads steps from its input, a line of JSON each, runs it and prints what came of it.
 A step is {"arguments": [...]} and, where wanted, "workers": n runs at once; "after_records": k or "after_s": t, to kill all with
 SIGKILL when k records more than before are there or after t seconds; "cut": bytes to cut off the newest shard afterwards;
 "file_limit": bytes that a file may have, as on a full disk; "env": {...}.
@@ -8,6 +8,7 @@ SIGKILL when k records more than before are there or after t seconds; "cut": byt
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -100,6 +101,7 @@ def main() -> None:
 
     with initialize_config_dir(str(CONF), version_base="1.3"):
         load(build(compose("config", overrides=["model=tiny_llama"]).model, "model"), NAME)
+    gc.freeze()  # what is loaded is no child's to walk through
     for number, line in enumerate(sys.stdin):
         print(json.dumps(step(json.loads(line), Path(f"step{number}.log"))), flush=True)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -13,8 +14,11 @@ from omegaconf import DictConfig
 from transformers import PretrainedConfig, PreTrainedModel
 
 from harness.command import execute
+from harness.configure import arms
 from harness.models.random_model import byte_tokenizer
+from harness.pages import dashboard
 from harness.records.shards import load_records
+from tests.support import composed_once
 from tests.support.tiny_models import build
 
 CELL = ("model=tiny_llama", "corpus=stdlib", "progress=false", "task.lengths=[200]", "task.per_cell=1", "limit=2")
@@ -32,10 +36,11 @@ def composed(*overrides: str) -> Iterator[DictConfig]:
     GlobalHydra.instance().clear()
 
 
-def run(results: Path, *overrides: str) -> list[dict[str, Any]]:
-    """The records of a run on short local text, in the order they were written."""
+def run(results: Path, *overrides: str, page: bool = True) -> list[dict[str, Any]]:
+    """The records of a run on short local text, in the order they were written; `page` says whether its page is written too."""
     given = ["corpus=stdlib", "progress=false", f"results_dir={results}", *overrides]
-    with composed(*given) as config:
+    pages = nullcontext() if page else mock.patch.object(dashboard, "write")
+    with composed(*given) as config, mock.patch.object(arms, "compose_stack", composed_once.compose_stack), pages:
         folder, _ = execute(config, given)
     return list(load_records(folder))
 

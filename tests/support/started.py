@@ -129,11 +129,13 @@ def _wait(pid: int, timeout: float) -> int | None:
 
 def main() -> None:
     """Import what the commands import, then start what is asked for, one after another."""
+    gc.disable()  # while importing makes what stays
     for name in LOADED:
         importlib.import_module(name)
     atexit._clear()  # exit functions of what was imported here are no child's
     base = [entry for entry in sys.path if entry not in ("", str(ROOT))]
     gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         wanted = json.loads(line)
         pid = os.fork()

@@ -31,8 +31,9 @@ class ByLayer(Codec):
 
     "sensitive" is KVTuner's order (arXiv 2502.04420) in a small form: layers are ranked by the relative error of their
     attention output when only their keys (or only their values) are stored by the cheaper codec, on calibration text.
-    A variant: KVTuner searches pairs of key and value bits for groups of layers; here keys and values are ranked apart, and a
-    mean is met.
+    A variant: KVTuner's candidates are pairs of key and value bits of 8, 4 and 2. Of each layer it keeps those that no other
+    pair beats in both bits and error, groups layers that keep the same pairs with like errors, and searches a pair for each
+    group by the scores of a task. Here keys and values are ranked apart, two widths are used, no task is run, a mean is met.
 
     Storages are those of the chosen codecs: layers with other codecs are other tensors. A store always holds one of `codecs`;
     asked by itself this codec answers as the one with the most bits.

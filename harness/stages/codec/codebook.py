@@ -40,7 +40,20 @@ def midpoints(points: Tensor) -> Tensor:
 
 def nearest(x: Tensor, points_P: Tensor) -> Tensor:
     """uint8 codes of the nearest points, of the lower one in the middle."""
-    return torch.bucketize(x, midpoints(points_P), out_int32=True).to(torch.uint8)
+    return counted_below(x, midpoints(points_P))
+
+
+def counted_below(x: Tensor, cuts_K: Tensor) -> Tensor:
+    """How many of a few rising cuts lie below each number, uint8.
+
+    On a CPU each cut is a pass over numbers that stay in its cache, several times as fast as a search for every number.
+    """
+    if x.device.type != "cpu":
+        return torch.bucketize(x, cuts_K, out_int32=True).to(torch.uint8)
+    found = torch.zeros(x.shape, dtype=torch.uint8)
+    for cut in cuts_K.tolist():
+        found += x > cut
+    return found
 
 
 def looked_up(packed: Tensor, bits: int, points_P: Tensor, d: int) -> Tensor:

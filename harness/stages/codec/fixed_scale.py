@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from harness.stages.codec.constant_scale import ConstantScale
+from harness.stages.codec.packing import head_blocks
 from harness.stages.encoded import Encoded
 from harness.stages.rounding import clamp_to_range
 
@@ -28,9 +29,12 @@ class FixedScale(ConstantScale):
         return {**super().info(), "bits": 8}
 
     def encode(self, x_HND: Tensor) -> Encoded:
-        x, shared = x_HND.float(), self.shared()
-        codes, clipped = self.to_codes(x / shared["scale"][:, None] if shared else x)
-        return Encoded({"codes": codes}, {}, int(x_HND.shape[1]), shared, clipped)
+        n, shared, parts = int(x_HND.shape[1]), self.shared(), list[Encoded]()
+        for some in head_blocks(x_HND):
+            x = x_HND[some].float()
+            codes, clipped = self.to_codes(x / shared["scale"][some, None] if shared else x)
+            parts.append(Encoded({"codes": codes}, {}, n, clipped=clipped))
+        return replace(Encoded.stack(parts), shared=shared)
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
         self.from_codes(e.payload["codes"], out_HND)

@@ -100,4 +100,9 @@ def matrix(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _rotated(x_HND: Tensor) -> tuple[Tensor, Tensor | int]:
     """(x H / sqrt(d) in x's dtype, number of elements clamped to the range of float16)."""
-    return in_range(tiled_product(x_HND.float(), matrix(x_HND.shape[2], torch.float32, x_HND.device)), x_HND.dtype)
+    y_HND, clipped = torch.empty_like(x_HND), list[Tensor | int]()
+    h_DD = matrix(x_HND.shape[2], torch.float32, x_HND.device)
+    for some in head_blocks(x_HND):
+        y_HND[some], beyond = in_range(tiled_product(x_HND[some].float(), h_DD), x_HND.dtype)
+        clipped.append(beyond)
+    return y_HND, sum(clipped)

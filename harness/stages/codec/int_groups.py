@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.errors import require
 from harness.stages.codec.base import Codec
-from harness.stages.codec.packing import WIDTHS, head_blocks, pack, packed_width, unpack
+from harness.stages.codec.packing import WIDTHS, head_blocks, pack, packed_width, set_blocks, unpack
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.rounding import clamp_to_range, round_down, round_up
 
@@ -108,10 +108,11 @@ class IntGroups(Codec):
         return replace(self, layers=len(heads.layers))
 
     def encode(self, x_HND: Tensor) -> Encoded:
-        # With one scale for a whole layer all heads are measured together.
-        whole = self.axis == "tensor" or not x_HND.numel()
-        parts = [self._encoded(x_HND[some]) for some in ([slice(None)] if whole else head_blocks(x_HND))]
-        return Encoded.stack(parts)
+        if self.axis != "tensor":
+            return Encoded.stack([self._encoded(x_HND[some]) for some in head_blocks(x_HND)])
+        each = max(1, len(x_HND) // self.layers)  # with one scale for a layer its heads are measured together
+        some = [x_HND[heads] for heads in set_blocks(x_HND, each)]
+        return Encoded.stack([replace(self, layers=len(x) // each)._encoded(x) for x in some])
 
     def _encoded(self, x_HND: Tensor) -> Encoded:
         groups = self._groups(x_HND.float())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from harness.errors import UserError, require
 from harness.stages.codec.base import Codec
 from harness.stages.codec.codebook import looked_up, nearest
-from harness.stages.codec.packing import pack, packed_width
+from harness.stages.codec.packing import pack, packed_width, set_blocks
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.limits import Calibration, Codebooks, Limits
 from harness.stages.rounding import clamp_to_range, round_down, round_up
@@ -185,22 +186,29 @@ class KVQuant(Codec):
 
     def encode(self, x_HND: Tensor) -> Encoded:
         assert self.points_LP is not None, "fit comes before encode"
-        layers, metadata, shared = len(self.points_LP), dict[str, Tensor](), {"points": self.points_LP}
-        clipped: Tensor | int = 0
+        each, shared = len(x_HND) // len(self.points_LP), {"points": self.points_LP}
         if self.middle_HD is not None and self.half_HD is not None:
-            u, out = self._static(x_HND.float(), self.middle_HD, self.half_HD, layers)
-            clipped = (u.abs() > 1).sum() - (u.gather(-1, out).abs() > 1).sum()
             shared |= {"middle": self.middle_HD, "half": self.half_HD}
+        parts = [self._encoded(x_HND[some], slice(some.start // each, some.stop // each)) for some in set_blocks(x_HND, each)]
+        return replace(Encoded.stack(parts), shared=shared)
+
+    def _encoded(self, x_HND: Tensor, layers: slice) -> Encoded:
+        """The heads of these layers, without constants."""
+        assert self.points_LP is not None
+        (h, n, d), some_LP, metadata = x_HND.shape, self.points_LP[layers], dict[str, Tensor]()
+        count, clipped = len(some_LP), cast("Tensor | int", 0)
+        if self.middle_HD is not None and self.half_HD is not None:
+            heads = slice(layers.start * h // count, layers.stop * h // count)
+            u, out = self._static(x_HND.float(), self.middle_HD[heads], self.half_HD[heads], count)
+            clipped = (u.abs() > 1).sum() - (u.gather(-1, out).abs() > 1).sum()
         else:
-            u, out, low, half = self._dynamic(x_HND.float(), x_HND.dtype, layers)
+            u, out, low, half = self._dynamic(x_HND.float(), x_HND.dtype, count)
             metadata = {"low": low, "half": half}
-        exact = self._vectors(x_HND, layers).gather(-1, out)
-        codes = torch.stack([nearest(one, points) for one, points in zip(u, self.points_LP, strict=True)])
-        h, n, d = x_HND.shape
-        codes = codes.view(layers, n, h // layers, d).transpose(1, 2).reshape(h, n, d)
-        index = out.to(_index_dtype(u.shape[-1]))
-        payload = {"codes": pack(codes, self.bits), "outliers": exact, "index": index}
-        return Encoded(payload, metadata, n, shared, clipped)
+        exact = self._vectors(x_HND, count).gather(-1, out)
+        codes = torch.stack([nearest(one, points) for one, points in zip(u, some_LP, strict=True)])
+        codes = codes.view(count, n, h // count, d).transpose(1, 2).reshape(h, n, d)
+        payload = {"codes": pack(codes, self.bits), "outliers": exact, "index": out.to(_index_dtype(u.shape[-1]))}
+        return Encoded(payload, metadata, n, clipped=clipped)
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
         points_LP, d = e.shared["points"], int(out_HND.shape[2])

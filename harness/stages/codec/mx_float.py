@@ -55,6 +55,9 @@ class MxFloat(Codec):
         check_group(self.group, head_dim)
 
     def encode(self, x_HND: Tensor) -> Encoded:
+        return Encoded.stack([self._encoded(x_HND[some]) for some in head_blocks(x_HND)])
+
+    def _encoded(self, x_HND: Tensor) -> Encoded:
         groups_HNGE = x_HND.float().view(*x_HND.shape[:2], -1, self.group)
         largest = groups_HNGE.abs().amax(-1)
         exponent = largest.view(torch.int32) >> 23  # floor(log2) + 127, the bits that fp32 keeps it in

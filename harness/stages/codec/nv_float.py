@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.errors import require
 from harness.stages.codec.constant_scale import ConstantScale
 from harness.stages.codec.mx_float import check_group, write_scaled
-from harness.stages.codec.packing import packed_width
+from harness.stages.codec.packing import head_blocks, packed_width
 from harness.stages.codec.small_floats import TOP, coded, from_e4m3, to_e4m3
 from harness.stages.encoded import Encoded
 
@@ -57,7 +57,12 @@ class NvFloat4(ConstantScale):
         check_group(self.group, head_dim)
 
     def encode(self, x_HND: Tensor) -> Encoded:
-        x, shared = x_HND.float(), self.shared()
+        shared = self.shared()
+        cut = ((some, {name: one[some] for name, one in shared.items()}) for some in head_blocks(x_HND))
+        return replace(Encoded.stack([self._encoded(x_HND[some], own) for some, own in cut]), shared=shared)
+
+    def _encoded(self, x_HND: Tensor, shared: Mapping[str, Tensor]) -> Encoded:
+        x = x_HND.float()
         groups_HNGE = x.view(*x.shape[:2], -1, self.group)
         largest = groups_HNGE.abs().amax(-1)
         if shared:
@@ -66,7 +71,7 @@ class NvFloat4(ConstantScale):
         divisor = _steps(scale_HNG, shared)
         divisor = divisor.masked_fill(divisor == 0, math.inf)  # a group of zeros, or far below the others: all codes are 0
         codes, clipped = coded((groups_HNGE / divisor[..., None]).flatten(2), BITS)
-        return Encoded({"codes": codes}, {"scale": scale_HNG}, int(x_HND.shape[1]), shared, clipped)
+        return Encoded({"codes": codes}, {"scale": scale_HNG}, int(x_HND.shape[1]), clipped=clipped)
 
     def decode(self, e: Encoded, out_HND: Tensor) -> None:
         write_scaled(e.payload["codes"], _steps(e.metadata["scale"], e.shared), BITS, out_HND)

@@ -65,4 +65,11 @@ def head_blocks(x_HND: Tensor) -> Iterator[slice]:
     """Slices of heads to encode or decode together: a few on a CPU, so that all passes stay in its cache; elsewhere all."""
     h, n, d = x_HND.shape
     step = max(1, _CACHED // max(n * d, 1)) if x_HND.device.type == "cpu" else max(h, 1)
-    return (slice(at, min(at + step, h)) for at in range(0, h, step))
+    return (slice(at, min(at + step, h)) for at in range(0, max(h, 1), step))
+
+
+def set_blocks(x_HND: Tensor, together: int) -> Iterator[slice]:
+    """The same for heads that go together, so many: one set on a CPU, elsewhere all."""
+    h = len(x_HND)
+    step = together if x_HND.device.type == "cpu" else max(h, 1)
+    return (slice(at, at + step) for at in range(0, max(h, 1), step))

@@ -13,6 +13,7 @@ from harness.errors import UserError, require
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.over_inner import OverInner
+from harness.stages.codec.packing import set_blocks
 from harness.stages.codec.tiled import tiled_product
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.rank import Rank
@@ -144,7 +145,12 @@ def _coefficients(x_HND: Tensor, basis_HDR: Tensor, q: int) -> tuple[Tensor, Ten
     """(coefficients [H, N, q] in x's dtype, number of elements clamped to the range of float16)."""
     (h, n, d), rank = x_HND.shape, basis_HDR.shape[2]
     s = rank // q
-    sides = x_HND.float().view(h // s, s, n, d).transpose(1, 2).reshape(h // s, n, s * d)
-    bases = basis_HDR.float().reshape(h // s, s * d, rank)
-    y = torch.stack([tiled_product(x, basis) for x, basis in zip(sides, bases, strict=True)])
-    return in_range(y.view(h // s, n, s, q).transpose(1, 2).reshape(h, n, q), x_HND.dtype)
+    y_HNQ, clipped = x_HND.new_empty(h, n, q), list[Tensor | int]()
+    for some in set_blocks(x_HND, s):
+        sides = x_HND[some].float().view(-1, s, n, d).transpose(1, 2).reshape(-1, n, s * d)
+        bases = basis_HDR[some].float().reshape(-1, s * d, rank)
+        found = torch.stack([tiled_product(x, basis) for x, basis in zip(sides, bases, strict=True)])
+        y, beyond = in_range(found, x_HND.dtype)
+        y_HNQ[some] = y.view(-1, n, s, q).transpose(1, 2).reshape(-1, n, q)
+        clipped.append(beyond)
+    return y_HNQ, sum(clipped)

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from harness.stages.codec.codebook import looked_up
+from harness.stages.codec.codebook import counted_below, looked_up
 from harness.stages.codec.packing import head_blocks, pack
 
 E4M3 = torch.float8_e4m3fn
@@ -33,7 +33,7 @@ def coded(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     clipped = (x.abs() > TOP[bits] + HALF_STEP[bits]).sum()
     if bits == 8:
         return to_e4m3(x), clipped
-    codes = torch.bucketize(x.abs(), _cuts(x.device), out_int32=True).to(torch.uint8)
+    codes = counted_below(x.abs(), _cuts(x.device))
     return pack(codes | (x.signbit().to(torch.uint8) << 3), 4), clipped
 
 

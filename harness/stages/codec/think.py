@@ -13,7 +13,7 @@ from harness.fields import read_as
 from harness.stages.codec.base import Codec
 from harness.stages.codec.exact import Exact
 from harness.stages.codec.over_inner import OverInner
-from harness.stages.codec.packing import pack, packed_width, unpack
+from harness.stages.codec.packing import head_blocks, pack, packed_width, unpack
 from harness.stages.encoded import Encoded, Heads
 from harness.stages.protocols import Needs
 
@@ -128,8 +128,11 @@ class Think(OverInner):
 
 def _squares(keys_HND: Tensor) -> Tensor:
     """Mean square of each channel [H, D], in units of the head's largest: squares of large numbers stay finite."""
-    x = keys_HND.float()
-    return (x / x.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)).square().mean(1)
+    found = []
+    for some in head_blocks(keys_HND):
+        x = keys_HND[some].float()
+        found.append((x / x.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)).square().mean(1))
+    return torch.cat(found)
 
 
 def _named(inner: Codec) -> str:

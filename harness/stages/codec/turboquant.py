@@ -112,18 +112,18 @@ class TurboQuant(Codec):
         return self.bits - self._prod
 
     def encode(self, x_HND: Tensor) -> Encoded:
+        return Encoded.stack([self._encoded(x_HND[some]) for some in head_blocks(x_HND)])
+
+    def _encoded(self, x_HND: Tensor) -> Encoded:
         d = int(x_HND.shape[2])
         x = x_HND.float()
         peak = x.abs().amax(-1, keepdim=True)
         size = peak * (x / peak.masked_fill(peak == 0, 1)).square().mean(-1, keepdim=True).sqrt()  # |x| / sqrt(d)
         size = size.to(x_HND.dtype)
-        unit = x / (size.float() * math.sqrt(d)).masked_fill(size == 0, 1)
-        parts = [self._codes(unit[some], d) for some in head_blocks(unit)]
-        payload = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name != "left"}
+        payload = self._codes(x / (size.float() * math.sqrt(d)).masked_fill(size == 0, 1), d)
         metadata = {} if self.bits == self._prod else {"size": size}
         if self._prod:
-            left = torch.cat([part["left"] for part in parts])
-            metadata["left"] = (left * size.float()).to(x_HND.dtype)
+            metadata["left"] = (payload.pop("left") * size.float()).to(x_HND.dtype)
         return Encoded(payload, metadata, int(x_HND.shape[1]))
 
     def _codes(self, unit_HND: Tensor, d: int) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import require
-from harness.stages.apportion import apportion
+from harness.stages.apportion import apportion, filled
 from harness.stages.protocols import LayerBudget, LayerView, Needs
 from harness.stages.transfers import fetched
 
@@ -25,7 +25,8 @@ class Entropy(LayerBudget):
     budget_l = protected + floor * B + (1 - floor) * n * B * H_l / sum(H).
     A layer gets at most the tokens it holds; the excess goes to the other layers. Rounded so that the mean stays `tokens`.
 
-    A simple rule after the idea of CAKE (arXiv 2503.12491) and D2O (arXiv 2406.13035); neither formula is reproduced.
+    A simple rule after the idea of CAKE (arXiv 2503.12491), whose formula is not reproduced; D2O's (arXiv 2406.13035) is
+    AttentionVariance.
 
     protected: as in Pyramid. floor: share of B that every layer gets whatever its entropy.
     """
@@ -60,24 +61,10 @@ class Entropy(LayerBudget):
         weights = [Fraction(float(one.double().mean())) for one in fetched([self._entropies(view) for view in views])]
         own = Fraction(str(self.floor)) * each
         room = [Fraction(view.n - protected) for view in views]
-        extra = _fill([r - own for r in room], weights, (each - own) * len(views))
+        extra = filled([r - own for r in room], weights, (each - own) * len(views))
         return [share + protected for share in apportion([own + x for x in extra], len(views) * each)]
 
     def _entropies(self, view: LayerView) -> Tensor:
         """In nats, of every KV head and query, [H, W] fp32; their mean is the host's work: not every device has float64."""
         found: Tensor = torch.special.entr(view.window_attention(self.window)).sum(-1)
         return found
-
-
-def _fill(room: Sequence[Fraction], weights: Sequence[Fraction], total: Fraction) -> list[Fraction]:
-    """`total` in proportion to the weights, none above its room; equal shares once all weights left are 0."""
-    out, open_ = [Fraction(0)] * len(room), list(range(len(room)))
-    while open_:
-        mass = sum((weights[i] for i in open_), Fraction(0))
-        share = {i: total * weights[i] / mass if mass else total / len(open_) for i in open_}
-        full = [i for i in open_ if share[i] >= room[i]]
-        for i in full or open_:
-            out[i] = min(share[i], room[i])
-            total -= out[i]
-        open_ = [i for i in open_ if i not in full] if full else []
-    return out

@@ -22,7 +22,8 @@ class CaM(Merge):
     no kept one follows is dropped.
 
     Differs from the authors' code: it compares the newest query's attention alone, takes its mean over the whole recent window,
-    and has one token go at a time; here any number go at once, and attention is summed, as the paper writes it.
+    and has one token go at a time (for OPT and GPT-NeoX without chance: wherever the ratio exceeds 1); here any number go at
+    once, and attention is summed, as the paper writes it.
 
     threshold: smallest probability of a merge; 0 as published.
     The attention sums are stored with the cache while it goes on evicting: 4 bytes a token and KV head, shared with a scorer

@@ -23,9 +23,11 @@ class D2O(Merge):
     tau, brought up to date before it is used. A number: that cosine, at every eviction.
 
     A variant: after the first eviction the paper lets one token go at a time, whose u stands where the mean does; of several at
-    once the mean is taken, as at the first. One tau per KV head, as heads keep different tokens here. The paper's budgets by
-    layer, from the variance of attention, are not part of it (`keep.layers`). Under phases that go on evicting, tau counts as
-    state: 4 bytes a layer and KV head. Keys are merged after RoPE, and read at the kept token's position.
+    once the mean is taken, as at the first. One tau per KV head, as heads keep different tokens here. The authors' code has one
+    tau a layer, which u averaged over heads must reach, and takes the plain mean of x_c and all u_e x_e; weights and threshold
+    are the paper's here. The paper's budgets by layer are `keep.layers=attention_variance`, which `compress=d2o` has.
+    Under phases that go on evicting, tau counts as state: 4 bytes a layer and KV head. Keys are merged after RoPE, and read at
+    the kept token's position.
     """
 
     threshold: float | str = "moving"

@@ -13,7 +13,8 @@ from harness.stages.share.sharing import Share
 class AdjacentLayers(Share):
     """Of every `factor` layers the first has a store, which the others read: cross-layer attention (CLA, arXiv 2405.12981).
 
-    Differs from the paper: its models are trained so; here a trained model's layers read rows that are not theirs.
+    Differs from the paper: its models are trained so, and their layers without a store have no projections of keys and values;
+    here a trained model's layers read rows that are not theirs, instead of what their own projections make.
     """
 
     factor: int = 2

@@ -27,7 +27,8 @@ class OneLatent(Share):
     rope_heads: null for all heads: then no key loses its rotation, and only values are in the latent.
     fraction: (d_r + d_c) / (numbers of all keys and values). 1 with all heads rotated is the full cache in another basis.
     The matrices that read both parts belong to the cache here and are counted once; MLA folds them into projections.
-    Differs from the authors' code: frequencies are not folded (FreqFold), so d_r is a multiple of the head dim.
+    Differs from the authors' code: frequencies are not folded (FreqFold), so d_r is a multiple of the head dim; keys are
+    balanced by root mean squares over all channels, not by the mean of channels' norms; queries keep their rank.
     """
 
     rope_heads: int | None = 1

@@ -14,7 +14,9 @@ from harness.stages.share.sharing import Share
 class UpperLayers(Share):
     """Layers from `start` of the depth on read the store of the first of them (YOCO, arXiv 2405.05254).
 
-    Differs from the paper: its models are trained so, and their lower half attends to a window.
+    Differs from the paper: its models are trained so; their lower half attends to a window, or has a recurrent state, so that
+    it stores next to nothing, while here it keeps a store a layer; and what the upper half reads has projections of its own,
+    of the lower half's output, while here it is what the first of the upper layers stores.
     """
 
     start: float = 0.5

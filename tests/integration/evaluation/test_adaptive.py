@@ -20,6 +20,8 @@ from harness.records.current import current_records
 from harness.records.progress import state
 from tests.support.record_factory import make
 
+pytestmark = pytest.mark.usefixtures("composed_once")
+
 
 @dataclass(frozen=True)
 class Arm:

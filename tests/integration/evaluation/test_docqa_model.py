@@ -57,7 +57,7 @@ def test_extreme_compression_changes_the_answer_likelihoods_of_every_report() ->
     """Four rows, or two bits: the gold answer's tokens are scored by what the compressed cache holds, as many in every arm."""
     lm = load(configured("smollm2"), NAME)
     engine = Engine(lm.model, lm.kv_dtype)
-    settings = conf_tree.config("task", "docqa", "lengths=[768]", "per_length=3")
+    settings = conf_tree.config("task", "docqa", f"lengths=[{LENGTH}]", "per_length=3")
     two = IntGroups(name="int2", bits=2, residual=0)
     stacks = [Stack(), Stack(keep=conf_tree.keep("window", 4)), Stack(keys=two, values=two)]
     for example in instantiate(settings, _convert_="all").examples(lm.tokens, None, 0):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from harness.configure import arms
 from tests.integration.commands.test_command import records
 from tests.integration.kv.test_families import directory
-from tests.support import lm_eval_tasks
+from tests.support import composed_once, lm_eval_tasks
 from tests.support.forked import child
 from tests.support.latent_models import D_C, D_R, FAMILIES
 from tests.support.lm_eval_tasks import ANSWER, CHOICE, TEXT
+from tests.support.running import composed
 from tests.support.tiny_models import build
 
 HALF = "'compress.points=[{keep.budget.value: 0.5}]'"
@@ -20,6 +24,15 @@ STACKS = f"stacks=[[sink_h2o_int8,{HALF}],int4,[snapkv,{HALF}],[streaming_cache,
 TOKEN = (D_C + D_R) * 2  # bytes of a token and layer, bf16
 FIRST = "minicpm3" if "minicpm3" in FAMILIES else "youtu"
 OTHER_TASKS = (FIRST, "deepseek_v3, halves")  # streams and lm-eval see of a family its engine alone, tested by itself for each
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _stacks() -> Iterator[None]:
+    """The runs are forks of this process: what it has composed they have."""
+    with mock.patch.object(arms, "compose_stack", composed_once.compose_stack):
+        with composed(STACKS) as config:
+            arms.arms_of(config, [STACKS])
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from tests.integration.commands.test_command import ROOT
 from tests.support import hostile, lm_eval_tasks
 from tests.support.running import CELL
 
+pytestmark = pytest.mark.usefixtures("composed_once")
+
 TINY = [*CELL, "stacks=[int8]"]
 
 

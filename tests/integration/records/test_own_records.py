@@ -23,7 +23,7 @@ from harness.report import merge
 from harness.verify import verify
 from tests.support import lm_eval_tasks
 
-pytestmark = pytest.mark.usefixtures("composing")
+pytestmark = pytest.mark.usefixtures("composing", "composed_once")
 TINY = ["model=tiny_llama", "corpus=stdlib", "progress=false"]
 NEEDLE = ["task=needle", "task.lengths=[200]", "task.per_cell=1", "limit=2", "stacks=[int8]"]
 STREAM = ["task=stream", "task.tokens=96", "task.documents=2", "stacks=[int8]"]

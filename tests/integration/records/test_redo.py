@@ -16,7 +16,7 @@ from harness.verify import verify
 from tests.integration.commands.test_command import harness
 from tests.support.running import CELL
 
-pytestmark = pytest.mark.usefixtures("composing")
+pytestmark = pytest.mark.usefixtures("composing", "composed_once")
 CHEAP = [*CELL, "results_dir=results"]
 RECORDS = 2 * 2
 STAND = f"{RECORDS} could not be made again: the older records count"

@@ -66,7 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "conf" / "compress").mkdir(parents=True)
     (folder / "counted.py").write_text(COUNTED)
     fractions = [{"keep.budget.value": value} for value in (0.2, 0.4, 0.6, 0.8)]
-    for name, phase, seconds, at in (("counted", "prefill", 0, fractions), ("slow", "prefill", 0.5, fractions[:1])):
+    for name, phase, seconds, at in (("counted", "prefill", 0, fractions), ("slow", "prefill", 0.3, fractions[:1])):
         text = STACK.format(name=name, phase=phase, seconds=seconds, points=json.dumps(at))
         (folder / "conf" / "compress" / f"{name}.yaml").write_text(text)
     rows = [

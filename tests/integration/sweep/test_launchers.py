@@ -12,8 +12,8 @@ from tests.support.sweeping import ROOT, Sweep, survives
 SLURM = (
     "hydra/launcher=slurm",
     "hydra.launcher.options.cpus_per_task=1",
-    "hydra.launcher.poll_s=0.5",
-    "hydra.launcher.patience_s=2",
+    "hydra.launcher.poll_s=0.25",
+    "hydra.launcher.patience_s=0.5",
 )
 
 COUNTING = '''

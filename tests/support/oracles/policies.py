@@ -219,3 +219,18 @@ def mean_entropy(q_QTD: Tensor, k_HTD: Tensor, window: int) -> float:
     tokens, heads = k_HTD.shape[1], range(k_HTD.shape[0])
     rows = [group_weights(q_QTD, k_HTD, head, t) for head in heads for t in range(max(0, tokens - window), tokens)]
     return sum(-sum(w * math.log(w) for w in row if w > 0) for row in rows) / len(rows)
+
+
+def attention_spread(q_QTD: Tensor, k_HTD: Tensor) -> float:
+    """D2O's F of a layer: variances of the tokens' received attention, from 0 to 1 over the KV heads, their mean."""
+    tokens, heads = k_HTD.shape[1], range(k_HTD.shape[0])
+    variances = []
+    for head in heads:
+        sums = [0.0] * tokens
+        for t in range(tokens):
+            for s, weight in enumerate(group_weights(q_QTD, k_HTD, head, t)):
+                sums[s] += weight
+        mean = sum(sums) / tokens
+        variances.append(sum((x - mean) ** 2 for x in sums) / (tokens - 1))
+    least, most = min(variances), max(variances)
+    return sum((x - least) / (most - least + 1e-6) for x in variances) / len(variances)

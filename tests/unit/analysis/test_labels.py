@@ -1,11 +1,14 @@
-"""Names of stacks in figures: only what tells a stack from its siblings."""
+"""Names of points, and of stacks in figures: only what tells them apart."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from harness.analysis.findings import findings
-from harness.analysis.labels import bits_of, shortened
+from harness.analysis.labels import bits_of, label_of, shortened
 from harness.pages import dashboard
 from tests.support.browser import content
 from tests.support.record_factory import grid, make
@@ -15,6 +18,26 @@ def test_what_all_siblings_have_is_left_out() -> None:
     stacks = ["full", "keydiff, recent 0", "keydiff, recent 0, always", "int8, keys alone"]
     assert list(shortened(stacks).values()) == ["full", "keydiff", "keydiff, always", "int8, keys alone"]
     assert shortened(["keydiff", "keydiff, always"]) == {"keydiff": "keydiff", "keydiff, always": "keydiff, always"}
+
+
+@pytest.mark.parametrize(
+    ("stack", "point", "wanted"),
+    [
+        ("palu", {"keys.rank.value": 0.3, "values.rank.value": 0.3}, "palu rank=0.3"),
+        ("palu", {"keys.rank.value": 0.3, "values.rank.value": 0.5}, "palu keys rank=0.3, values rank=0.5"),
+        ("int4", {"keys.bits": 2}, "int4 keys bits=2"),
+        ("int4", {"values.bits": 2}, "int4 values bits=2"),
+        ("int4", {"values.bits": 2, "keys.bits": 2}, "int4 bits=2"),
+        ("int4", {"keys.bits": 2, "values.residual": 2}, "int4 keys bits=2, values residual=2"),
+        ("h2o", {"keep.budget.value": 0.5, "keys.bits": 4, "values.bits": 4}, "h2o 0.5 bits=4"),
+        ("h2o, 8 sinks", {"keep.budget.value": 0.5, "keys.bits": 4}, "h2o, 8 sinks at 0.5, keys bits=4"),
+        ("x", {"keys.inner.bits": 4, "values.inner.bits": 2}, "x keys bits=4, values bits=2"),
+        ("full", {}, "full"),
+    ],
+)
+def test_what_keys_and_values_share_is_said_once(stack: str, point: dict[str, Any], wanted: str) -> None:
+    config = {"keep": {"budget": {"unit": "fraction", "value": 0.25}}}
+    assert label_of({"stack": stack, "stack_config": config, "point": point}) == wanted
 
 
 def test_names_stay_apart() -> None:

@@ -18,6 +18,7 @@ from harness.analysis.intervals import (
     verdict,
     wilson,
 )
+from harness.analysis.point_row import Comparison
 
 
 def sample(scores, weights=None, groups=None) -> Sample:
@@ -143,3 +144,18 @@ def test_verdicts_are_those_of_the_contract() -> None:
     assert judge((30.0, 40.0), (14.0, 18.0), (15.0, 25.0), higher=False, relative=True) == "clearly below"
     assert judge((14.5, 18.5), (14.0, 18.0), (-1.0, 1.0), higher=False, relative=True) == "equal within noise"
     assert verdict(*[Estimate(math.nan, Interval(math.nan, math.nan))] * 3, higher_is_better=True, relative=False) == ""
+
+
+def test_perplexities_are_judged_by_their_difference_in_nats() -> None:
+    """The kind: a verdict on another quantity than the difference that is printed beside it."""
+
+    def made(value: float, low: float, high: float) -> Estimate:
+        return Estimate(value, Interval(low, high))
+
+    scores = made(20.0, 14.0, 30.0), made(17.0, 12.0, 26.0)
+    wide, nats = made(3.0, -0.2, 8.1), made(0.16, 0.07, 0.17)
+    assert Comparison(*scores, wide, nats=nats).verdict(higher_is_better=False) == "below"
+    assert Comparison(*scores, wide, nats=made(0.01, -0.02, 0.05)).verdict(higher_is_better=False) == "equal within noise"
+    assert Comparison(*scores, wide, nats=made(0.1, -0.2, 0.4)).verdict(higher_is_better=False) == "not resolved"
+    unknown = Estimate(math.inf, Interval(math.nan, math.nan))
+    assert Comparison(*scores, unknown, "a score is not finite", nats=nats).verdict(higher_is_better=False) == ""

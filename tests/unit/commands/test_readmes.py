@@ -41,11 +41,13 @@ def of(module: str) -> list[list[str]]:
     return [arguments for name, arguments in commands() if name == module]
 
 
+@pytest.mark.usefixtures("composed_once")
 @pytest.mark.parametrize("arguments", [a for a in of("harness") if "--config-dir" not in a and not is_sweep(a)], ids=" ".join)
 def test_every_command_composes(arguments: list[str]) -> None:
     assert arms_of(composed(arguments), arguments)
 
 
+@pytest.mark.usefixtures("composed_once")
 @pytest.mark.parametrize("arguments", [a for a in of("harness") if is_sweep(a)], ids=" ".join)
 def test_every_sweep_composes_at_its_first_values(arguments: list[str]) -> None:
     check_arguments(arguments)
@@ -93,7 +95,8 @@ def python_example() -> str:
 def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
     text = python_example()
     assert text.count("limit=5") == 1
-    (tmp_path / "example.py").write_text(text.replace("limit=5", "limit=1"), encoding="utf-8")  # all but how many documents
+    short = text.replace("limit=5", "limit=1, **{'task.lengths': [320]}")  # all but how many documents, and how long
+    (tmp_path / "example.py").write_text(short, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
     )

@@ -14,7 +14,7 @@ from harness.records.shards import load_records
 from harness.stages.codec.int8 import Int8
 from harness.stages.stack import Stack, unused
 
-pytestmark = pytest.mark.usefixtures("composing")
+pytestmark = pytest.mark.usefixtures("composing", "composed_once")
 HALF = "'compress.points=[{keep.budget.value: 0.5}]'"
 
 

@@ -9,7 +9,7 @@ from harness.configure.arguments import check_arguments
 from harness.configure.arms import Arm, arms_of
 from harness.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("composing")
+pytestmark = pytest.mark.usefixtures("composing", "composed_once")
 
 
 def of(*overrides: str) -> list[Arm]:

@@ -7,6 +7,8 @@ import pytest
 from harness.configure.arms import Arm, arms_of
 from harness.configure.compose import compose, composing
 
+pytestmark = pytest.mark.usefixtures("composed_once")
+
 
 def of(*overrides: str) -> list[Arm]:
     with composing():

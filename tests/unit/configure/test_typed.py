@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
+from harness.configure.arms import stack_arms
 from harness.configure.objects import arm_of
 from harness.configure.typed import TARGET, build, escaped
 from harness.errors import UserError
@@ -126,6 +127,9 @@ def unresolved(bits: int, thing: Thing | None = None) -> Plain:
         ({"part": {TARGET: "outer_typed.function", "bits": "4"}}, "task.part.bits='4' is not possible"),
         ({"about": {"x": "1"}}, "task.about={'x': '1'} is not possible: a dictionary"),
         ({"about": {"x": math.nan}}, "task.about.x=nan is not possible: a finite number"),
+        ({"bit": 4}, "task.bit=4 is not possible: Data takes "),
+        ({"part": {TARGET: "outer_typed.function", "of": "x"}}, "task.part.of='x' is not possible: function takes bits; ~task"),
+        ({"part": {TARGET: "outer_typed.unresolved"}}, "task.part.bits is missing: unresolved takes bits, thing"),
     ],
 )
 def test_a_class_from_outside_the_project_is_checked_alike(
@@ -140,6 +144,45 @@ def test_a_class_from_outside_the_project_is_checked_alike(
     with pytest.raises(UserError) as error:
         build(good | values, "task")
     assert str(error.value).startswith(f"task: {wanted}"), error.value
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "wanted"),
+    [
+        (
+            "low_rank_weights",
+            ["codec@compress.values=exact"],
+            "stack 'low_rank_weights': point values.rank.value=0.5 is not possible: values has of, or set compress.points",
+        ),
+        (
+            "low_rank_weights",
+            ["codec@compress.values=exact", "compress.points=[{keys.rank.value: 0.5}]"],
+            "stack 'low_rank_weights' at {'keys.rank.value': 0.5}: compress.values.of='weights' is not possible: Exact takes "
+            "name; ~compress.values.of takes it out",
+        ),
+        (
+            "h2o",
+            ["keep@compress.keep=window", "+compress.keep.scorer.window=4"],
+            "compress.keep.scorer.window=4 is not possible: ",
+        ),
+        (
+            "transmla",
+            ["share@compress.share=minicache"],
+            "point share.fraction=0.375 is not possible: share has t, retain, start",
+        ),
+    ],
+)
+def test_a_key_that_another_part_had_is_one_line(name: str, changes: list[str], wanted: str) -> None:
+    """Kind: a part is swapped, and what was set in the one before it stays set."""
+    with pytest.raises(UserError) as error:
+        stack_arms(name, changes)
+    assert wanted in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_was_left_over_can_be_taken_out() -> None:
+    points = "compress.points=[{keys.rank.value: 0.5}]"
+    (arm,) = stack_arms("low_rank_weights", ["codec@compress.values=exact", "~compress.values.of", points])
+    assert not arm.stack.values.lossy
 
 
 @pytest.mark.parametrize("config", [None, 5, "x", [], {}, {"name": "x"}])

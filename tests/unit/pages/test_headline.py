@@ -71,7 +71,7 @@ def test_equal_and_worse_caches() -> None:
 def test_perplexity_names_its_unit() -> None:
     nll = [2.0 + 0.1 * i for i in range(12)]
     said = _said(perplexity("full", nll) + perplexity("int8", nll, kv_bytes_context=ROW))
-    assert "of perplexity can be excluded" in said
+    assert "nats can be excluded" in said
 
 
 @pytest.mark.parametrize(("points_", "told"), [(20, False), (21, True)])

@@ -12,7 +12,7 @@ from harness.configure.arms import Arm, arms_of
 from harness.errors import UserError
 from harness.sweep.fold import Job, deferred, fold
 
-pytestmark = pytest.mark.usefixtures("composing")
+pytestmark = pytest.mark.usefixtures("composing", "composed_once")
 
 
 def jobs(*arguments: str) -> list[Job]:

@@ -23,7 +23,7 @@ from harness.records.store import Store
 from harness.sweep.lost import WHY, record_lost
 from tests.support import lm_eval_tasks
 
-pytestmark = pytest.mark.usefixtures("composing")
+pytestmark = pytest.mark.usefixtures("composing", "composed_once")
 STACKS = "stacks=[int8,[h2o,'compress.points=[{}]']]"
 TASKS = {
     "questions": ["task=needle", "task.lengths=[200]"],

@@ -18,7 +18,7 @@ from harness.sweep.outcome import Outcome
 from harness.sweep.relaunch import run_all
 from tests.support.record_factory import make
 
-pytestmark = pytest.mark.usefixtures("composing")
+pytestmark = pytest.mark.usefixtures("composing", "composed_once")
 ONE, TWO = Job(("seed=0",)), Job(("seed=1",))
 
 
