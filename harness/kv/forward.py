@@ -146,7 +146,8 @@ class Forward:
             else:
                 both = (torch.empty(*size, x.shape[-1], dtype=self.kv_dtype, device=x.device) for x in (key, value))
                 self.new[group] = (next(both), next(both))
-            self.parts[group] = list(zip(*(x.unbind(1) for x in self.new[group]), strict=True))
+            k, v = self.new[group]
+            self.parts[group] = list(zip(k.unbind(1), v.unbind(1), strict=True))
         k, v = self.kept_new(layer)
         k.copy_(key)
         v.copy_(value)
