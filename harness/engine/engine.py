@@ -217,8 +217,7 @@ class Engine(PreparedModel):
             if part.outputs is not None:
                 outputs[rows[0]] = part.outputs
             run.join(rows, part)
-        in_order = range(len(caches))
-        return [grown[b] for b in in_order], padded([logits[b] for b in in_order])
+        return [grown[b] for b in range(len(caches))], padded([logits[b] for b in range(len(caches))])
 
     def _fed(
         self,
@@ -243,7 +242,9 @@ class Engine(PreparedModel):
             CURRENT.reset(token)
         assert len(run.stats) == len(self.shape.layers), "a layer did not reach our attention"
         run.states = self.entrance.close(cache, len(caches))
-        if not every:
+        if not every and len(last) == 1:
+            logits = logits[:, 0]
+        elif not every:
             at = numbers(tuple(last.index(n - 1) for n in run.lengths), logits.device)
-            logits = logits[:, 0] if len(last) == 1 else logits[torch.arange(len(caches), device=logits.device), at]
+            logits = logits[torch.arange(len(caches), device=logits.device), at]
         return [cache.after(run, b) for b, cache in enumerate(caches)], logits

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, MptConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.kv import honoured
@@ -121,7 +121,7 @@ def _sdpa(call: Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tenso
 
 def _no_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
     """Masks are built per row from what it stores. A tensor for mpt, which converts its mask to bool before it is ignored."""
-    return torch.ones(1) if getattr(config, "model_type", None) == "mpt" else None
+    return torch.ones(1) if isinstance(config, MptConfig) else None
 
 
 AttentionInterface.register(NAME, attend)

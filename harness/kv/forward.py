@@ -61,6 +61,7 @@ class Forward:
     masks: dict[tuple[int, int, int | None, torch.device], Tensor] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
+    parts: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)  # of `new`, each layer's [B, H, L, D]
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
     dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
     asking: frozenset[int] = frozenset()  # rows that ask for statistics
@@ -146,6 +147,8 @@ class Forward:
             else:
                 both = (torch.empty(*size, x.shape[-1], dtype=self.kv_dtype, device=x.device) for x in (key, value))
                 self.new[group] = (next(both), next(both))
+            k, v = self.new[group]
+            self.parts[group] = list(zip(k.unbind(1), v.unbind(1), strict=True))
         k, v = self.kept_new(layer)
         k.copy_(key)
         v.copy_(value)
@@ -155,8 +158,7 @@ class Forward:
     def kept_new(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's new rows [B, H, L, D] as they are kept, for a layer that reads its store."""
         group, at = self.places[layer]
-        k, v = self.new[group]
-        return k.select(1, at), v.select(1, at)
+        return self.parts[group][at]
 
     def latent(self, layer: int) -> Latent | None:
         """How what a layer stores becomes keys and values; None if it stores them."""

@@ -54,6 +54,14 @@ class HeadGroup:
         plain = self.times == 1 and not self.folded and self.keys.plain and self.values.plain
         return self.keys.tail_HND.dtype if plain else None
 
+    @cached_property
+    def by_layer(self) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+        """Keys and values of each layer of a plain group as they lie in their chunks, views [1, H, n, D]."""
+        layers = len(self.heads.layers)
+        sides = ([chunk.payload["tokens"][None].chunk(layers, 1) for chunk in x.chunks] for x in (self.keys, self.values))
+        keys, values = (zip(*side, strict=True) for side in sides)
+        return list(zip(keys, values, strict=True))
+
     def slot(self, layer: int) -> slice:
         """The heads of a layer, as a slice of this group's H heads."""
         at = self.heads.layers.index(layer) * self.heads.each
@@ -173,13 +181,12 @@ class Slot(NamedTuple):
         """Original positions of their tokens, [H, N]."""
         return self.head_group.positions(seen)[self.at].repeat_interleave(self.head_group.times, 0)
 
-    def as_stored(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]] | None:
-        """Keys and values as views [H, n, D], one after another; None where reading them in `dtype` may change them."""
-        group, at = self.head_group, self.at
-        if group.plain is None or torch.promote_types(group.plain, dtype) != dtype:
+    def as_stored(self, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
+        """Keys and values as views [1, H, n, D], one after another; None where reading them in `dtype` may change them."""
+        group = self.head_group
+        if group.plain is None or (group.plain != dtype and torch.promote_types(group.plain, dtype) != dtype):
             return None
-        keys = [chunk.payload["tokens"][at] for chunk in group.keys.chunks]
-        return keys, [chunk.payload["tokens"][at] for chunk in group.values.chunks]
+        return group.by_layer[self.at.start // group.heads.each]
 
     @property
     def keys(self) -> Spread:
@@ -209,7 +216,7 @@ def with_new(slots: Sequence[Slot], new_k: Tensor, new_v: Tensor) -> tuple[Tenso
         return new_k, new_v
     if len(slots) == 1 and (stored := slots[0].as_stored(new_k.dtype)) is not None:
         k, v = stored
-        return torch.cat((*k, new_k[0]), 1).unsqueeze(0), torch.cat((*v, new_v[0]), 1).unsqueeze(0)
+        return torch.cat((*k, new_k), 2), torch.cat((*v, new_v), 2)
     keys, values = [(slot.keys, slot.at) for slot in slots], [(slot.values, slot.at) for slot in slots]
     return _decoded(keys, new_k), _decoded(values, new_v)
 

@@ -14,8 +14,9 @@ from harness.kv.shape import LayerShape, ModelShape
 from harness.stages.softmax import PLAIN, Softmax
 
 SOFTMAX = {"cap": "softcap", "sinks_Q": "s_aux", "alibi": "alibi", "sees": "sees"}  # fields of `Softmax`: names in a call
+NAMES = frozenset(SOFTMAX.values())
 # Keyword arguments that our attention implements, or that do not matter to it. Others are refused, not ignored.
-HONOURED = {"dropout", "is_causal", "sliding_window", "position_ids", "cache", "use_cache", "logits_to_keep", *SOFTMAX.values()}
+HONOURED = {"dropout", "is_causal", "sliding_window", "position_ids", "cache", "use_cache", "logits_to_keep", *NAMES}
 
 
 def check(
@@ -23,11 +24,8 @@ def check(
 ) -> None:
     """UserError if a layer's attention or cache shape is not the one expected from the model's configuration."""
     layer = module.layer_idx
-    odd = [
-        name for name, one in settings.items() if one is not None and name not in HONOURED and not name.startswith("output_")
-    ]
-    if odd:
-        raise unsupported(f"its attention uses {', '.join(sorted(odd))}")
+    if not settings.keys() <= HONOURED and (odd := _odd(settings)):
+        raise unsupported(f"its attention uses {', '.join(odd)}")
     if mask is not None:
         raise unsupported("it makes attention masks of its own")
     causal = settings.get("is_causal")
@@ -43,6 +41,12 @@ def check(
         raise unsupported(f"layer {layer} has {sizes}")
 
 
+def _odd(settings: Mapping[str, Any]) -> list[str]:
+    """The settings of a call that are not honoured."""
+    given = (name for name, one in settings.items() if one is not None)
+    return sorted(name for name in given if name not in HONOURED and not name.startswith("output_"))
+
+
 def layer_of(module: torch.nn.Module) -> int:
     """The number of an attention module's layer in the model; UserError for one that several layers share (zamba)."""
     number = getattr(module, "layer_idx", None)
@@ -56,7 +60,7 @@ def softmax_of(settings: dict[str, Any]) -> tuple[Softmax, dict[str, Any]]:
 
     softcap and s_aux are transformers' names (gemma2, gpt_oss); alibi and sees come from `own_attention`.
     """
-    if settings.keys().isdisjoint(SOFTMAX.values()):
+    if NAMES.isdisjoint(settings):
         return PLAIN, settings
     left = dict(settings)
     found = {field: left.pop(name, None) for field, name in SOFTMAX.items()}

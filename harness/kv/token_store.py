@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -52,15 +53,12 @@ class TokenStore:
         """Exact first tokens."""
         return 0 if self.first_HND is None else int(self.first_HND.shape[1])
 
-    @property
+    @cached_property
     def n_encoded(self) -> int:
         """Encoded tokens."""
-        n = 0
-        for chunk in self.chunks:
-            n += chunk.n
-        return n
+        return sum(chunk.n for chunk in self.chunks)
 
-    @property
+    @cached_property
     def n(self) -> int:
         """Tokens per head."""
         return self.n_first + self.n_encoded + int(self.tail_HND.shape[1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -49,12 +50,12 @@ class Softmax:
     alibi: Alibi | None = None
     sees: int | None = None
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether weights are those of softmax(s) alone."""
         return self.cap is None and self.sinks_Q is None and not self.positional
 
-    @property
+    @cached_property
     def positional(self) -> bool:
         """Whether the positions of keys matter beyond their order."""
         return self.alibi is not None or self.sees is not None

@@ -115,6 +115,8 @@ class Layout:
 
         ropes: of every layer of the model.
         """
+        if not self.owners and not self.times:
+            return layers, new
         if self.folds and layers[0] in self.times:
             return layers, entering(self.folds, layers, new, ropes)
         stores = self.stores(layers)
