@@ -71,7 +71,7 @@ references: .venv/ready ## the committed curves again, many hours; goes on where
 trained: .venv/ready ## tiny models of seven designs trained and measured: recall against KV bytes; goes on where it was
 	$(PY) results/reference/rebuild.py trained-in
 
-study: .venv/ready ## the reference study, four tasks, 75 stacks: hours on a CPU; goes on where it was
+study: .venv/ready ## the reference study, four tasks, 80 stacks, two families: an hour and a half on one core; goes on where it was
 	$(PY) results/reference/rebuild.py study
 
 reference-%: .venv/ready

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from statsmodels.stats.multitest import multipletests
 
 from harness.analysis.frontier import GROUP, non_dominated
 from harness.analysis.intervals import newcombe_paired
@@ -30,20 +31,8 @@ def holm(points: pd.DataFrame) -> pd.Series[float]:
     for _, group in points.groupby(list(GROUP), sort=False):
         known = group["paired_p"].dropna()
         if len(known):
-            found.loc[known.index] = _step_down(known.to_numpy())
+            found.loc[known.index] = multipletests(known.to_numpy(), method="holm")[1]
     return found
-
-
-def _step_down(p_N: Floats) -> Floats:
-    """Holm's adjusted p: the smallest times N, the next times N - 1 and so on, none below the one before it, none above 1.
-
-    As multipletests of statsmodels, to the bit, which walks through all objects of the process at every call (gc.collect).
-    """
-    order = np.argsort(p_N, kind="stable")
-    raised = np.maximum.accumulate(p_N[order] * np.arange(len(p_N), 0, -1))
-    adjusted = np.empty_like(p_N)
-    adjusted[order] = np.minimum(raised, 1.0)
-    return adjusted
 
 
 def detectable(points: pd.DataFrame) -> pd.Series[float]:

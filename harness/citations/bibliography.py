@@ -87,8 +87,8 @@ def cited(stacks: Iterable[str], tasks: Iterable[str]) -> dict[Entry, list[str]]
         stacks: labels such as `h2o, 8 sinks`.
         tasks: names.
     """
-    names = {f"compress/{stack.split(',')[0]}": stack for stack in stacks} | {f"task/{task}": task for task in tasks}
-    uses = {entry.key: [name for member, name in names.items() if member in entry.members] for entry in entries()}
+    names = [(f"compress/{stack.split(',')[0]}", stack) for stack in stacks] + [(f"task/{task}", task) for task in tasks]
+    uses = {entry.key: [name for member, name in names if member in entry.members] for entry in entries()}
     return {entry: uses[entry.key] for entry in entries() if uses[entry.key]}
 
 

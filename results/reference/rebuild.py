@@ -5,7 +5,7 @@ Figures (`*.png`) are photographs of a run's `dashboard.html` in a browser and a
 
     python results/reference/rebuild.py                    # all of them: many hours on a CPU
     python results/reference/rebuild.py needle-smollm2     # some
-    python results/reference/rebuild.py study              # four tasks, 75 stacks; `make study`
+    python results/reference/rebuild.py study              # four tasks, 129 points; `make study`
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ CODEBOOKS = (
     *(f"kvquant, exact keys, values calibration tokens 2048, keys after RoPE at values bits={bits}" for bits in (2, 3)),
 )
 LONG = ("window 256 tokens", "streaming 256 tokens")
-FEWER = ("int4", "int3", "kivi4", "kivi2", "h2o 0.5", "snapkv 0.5")
-FEWER_NEEDLE = "task=needle 'task.lengths=[512]' task.per_cell=4 limit=15"
 FIRST_LOOK = {  # the runs of `make run`
     "needle_": "task=needle 'task.lengths=[768]'",
     "aware_": "task=needle 'task.lengths=[768]' task.query_aware=true",
@@ -64,7 +62,7 @@ FIRST_LOOK = {  # the runs of `make run`
 }
 GEMMA = "model=gguf model.path=gemma-3-270m-q4_k_m.gguf"
 STUDY_NEEDLE = "task=needle 'task.lengths=[512]' task.per_cell=4"
-STUDY_AGAINST = ("int4", "kivi4", "kivi2")
+STUDY_AGAINST = ("int4", "int3", "k2v4", "snapkv 0.5", "h2o 0.5")
 REFERENCES: dict[str, tuple[Run, ...]] = {
     "needle-smollm2": (Run("harness task.per_cell=8 'stacks=[int8,int4,streaming,sink_h2o_int8,snapkv,tova,knorm]'", POINTS),),
     "needle-gemma3-270m": (Run(f"harness {GEMMA} limit=10", POINTS),),
@@ -91,22 +89,18 @@ REFERENCES: dict[str, tuple[Run, ...]] = {
         Run(DUO),
         Run(f"{DUO} compress.keep.heads.file={HEADS}"),
     ),
-    "fewer-numbers-smollm2": (
-        Run("harness experiment=fewer_numbers task=stream task.tokens=1024 task.context=896", POINTS, "stream_", FEWER),
-        Run(f"harness experiment=fewer_numbers {FEWER_NEEDLE}", POINTS, "needle_", FEWER),
+    "study": (
+        Run("harness experiment=study task=stream task.tokens=1024 task.context=896", STREAM, "stream_", STUDY_AGAINST),
+        Run(f"harness experiment=study {STUDY_NEEDLE}", POINTS, "needle_", STUDY_AGAINST),
+        Run(f"harness experiment=study {STUDY_NEEDLE} task.query_aware=true", POINTS, "aware_", STUDY_AGAINST),
+        Run("harness experiment=study task=docqa 'task.lengths=[1024]' task.per_length=24", POINTS, "docqa_", STUDY_AGAINST),
+        Run(f"harness experiment=study {GEMMA} {STUDY_NEEDLE} limit=10", POINTS, "gemma3_needle_", ("int4",)),
     ),
     "trained-in": (Run("studies.trained_in", ("points.csv", "figure.svg")),),
 }
 LATER: dict[
     str, tuple[Run, ...]
 ] = {  # references like the others as soon as their folders are there; made where they are named
-    "study": (
-        Run("harness experiment=study task=stream task.tokens=1024 task.context=896", STREAM, "stream_", STUDY_AGAINST),
-        Run(f"harness experiment=study {STUDY_NEEDLE}", POINTS, "needle_", STUDY_AGAINST),
-        Run(f"harness experiment=study {STUDY_NEEDLE} task.query_aware=true", POINTS, "aware_", STUDY_AGAINST),
-        Run("harness experiment=study task=docqa 'task.lengths=[1024]' task.per_length=24", POINTS, "docqa_", STUDY_AGAINST),
-        Run(f"harness experiment=study {GEMMA} {STUDY_NEEDLE} limit=10", POINTS, "gemma3_needle_", STUDY_AGAINST),
-    ),
     "first-look": tuple(Run(f"harness experiment=first_look {task}", POINTS, prefix) for prefix, task in FIRST_LOOK.items()),
 }
 ALL = REFERENCES | LATER

@@ -7,11 +7,8 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from statsmodels.stats.multitest import multipletests
 
-from harness.analysis.certainty import holm
 from harness.analysis.findings import findings
-from harness.analysis.frontier import GROUP
 from harness.analysis.intervals import newcombe_paired, wilson
 from harness.analysis.labels import family_of
 from tests.support.record_factory import make
@@ -45,16 +42,6 @@ def test_holm_multiplies_the_smallest_p_by_the_number_of_points() -> None:
     holm = by_stack(points, "holm_p")
     assert (holm["a"], holm["b"]) == (2 / 2**6, 2 * 2 / 2**8)
     assert math.isnan(holm["full"])
-
-
-def test_holm_is_that_of_statsmodels_to_the_bit() -> None:
-    """Each run by itself, ties and p of 1 included; what has no p stays without."""
-    rng = np.random.default_rng(0)
-    p = np.concatenate([rng.random(9) ** 4, [0.25, 0.25, 0.5, 0.5, 1.0, 1.0], rng.random(6) / 50])
-    points = pd.DataFrame({name: "same" for name in GROUP}, index=range(len(p) + 1)).assign(paired_p=[*p, math.nan])
-    points[GROUP[0]] = ["one"] * 15 + ["other"] * 7
-    wanted = [*multipletests(p[:15], method="holm")[1], *multipletests(p[15:], method="holm")[1], math.nan]
-    np.testing.assert_array_equal(holm(points), wanted)
 
 
 def test_a_graded_score_has_a_p_value_too() -> None:

@@ -44,14 +44,14 @@ def test_sources_in_the_code_agree_with_the_entries() -> None:
 
 
 def test_a_run_cites_what_it_used_and_names_what_is_the_users_own() -> None:
-    found = cited(["full", "h2o, 8 sinks", "mine"], ["needle"])
+    found = cited(["full", "h2o", "h2o, 8 sinks", "mine"], ["needle"])
     assert [(entry.key, names) for entry, names in found.items()] == [
-        ("zhang2023h2o", ["h2o, 8 sinks"]),
+        ("zhang2023h2o", ["h2o", "h2o, 8 sinks"]),
         ("kamradt2023needle", ["needle"]),
         ("hsieh2024ruler", ["needle"]),
         ("none_full", ["full"]),
     ]
-    assert unknown(["full", "mine"], ["needle", "my_task"]) == ["mine", "my_task"]
+    assert unknown(["full", "h2o", "h2o, 8 sinks", "mine"], ["needle", "my_task"]) == ["mine", "my_task"]
     lines = [entry.line for entry in found]
     assert lines[0] == (
         "Zhenyu Zhang, Ying Sheng, Tianyi Zhou and others: H2O: Heavy-Hitter Oracle for Efficient Generative Inference of "

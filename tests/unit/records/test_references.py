@@ -89,12 +89,13 @@ def test_a_reference_is_copied_from_the_run_that_its_command_names(
 
 
 def test_the_study_is_every_task_under_seventy_stacks_and_more(rebuild: ModuleType) -> None:
-    composed = [compose(shlex.split(run.command)[1:]) for run in rebuild.LATER["study"]]
+    composed = [compose(shlex.split(run.command)[1:]) for run in rebuild.REFERENCES["study"]]
     assert {(one.task._target_.rsplit(".", 1)[1], one.task.get("query_aware")) for one in composed} == {
         ("Needle", False), ("Needle", True), ("DocQA", False), ("Stream", None),
     }  # fmt: skip
     assert all(len(one.stacks) >= 70 for one in composed)
-    assert len({run.prefix for run in rebuild.LATER["study"]}) == len(composed)
+    assert {one.model.source for one in composed} == {"wheel", "gguf"}  # a second family
+    assert len({run.prefix for run in rebuild.REFERENCES["study"]}) == len(composed)
 
 
 def test_the_first_look_is_what_make_run_runs(rebuild: ModuleType) -> None:
