@@ -61,6 +61,7 @@ FIRST_LOOK = {  # the runs of `make run`
     "stream_": "task=stream task.tokens=512 task.context=256",
 }
 GEMMA = "model=gguf model.path=gemma-3-270m-q4_k_m.gguf"
+QWEN = "model=gguf model.path=qwen2.5-coder-0.5b.gguf"
 STUDY_NEEDLE = "task=needle 'task.lengths=[512]' task.per_cell=4"
 STUDY_AGAINST = ("int4", "int3", "k2v4", "snapkv 0.5", "h2o 0.5")
 REFERENCES: dict[str, tuple[Run, ...]] = {
@@ -73,6 +74,10 @@ REFERENCES: dict[str, tuple[Run, ...]] = {
     "quantizers-smollm2": (
         Run("harness experiment=quantizers task=stream task.tokens=512", STREAM, "stream_", PAIRS),
         Run(f"harness experiment=quantizers {NEEDLE}", POINTS, "needle_", PAIRS),
+    ),
+    "quantizers-qwen2.5-0.5b": (
+        Run(f"harness experiment=quantizers {QWEN} {STUDY_NEEDLE}", POINTS, "needle_", PAIRS),
+        Run(f"harness experiment=quantizers {QWEN} task=stream task.tokens=512 task.context=384", POINTS, "stream_", PAIRS),
     ),
     "codebooks-smollm2": (Run("harness experiment=codebooks task=stream task.tokens=256", STREAM, "", CODEBOOKS),),
     "policies-smollm2": (
