@@ -186,7 +186,7 @@ class Slot(NamedTuple):
         group = self.head_group
         if group.plain is None or (group.plain != dtype and torch.promote_types(group.plain, dtype) != dtype):
             return None
-        return group.by_layer[self.at.start // group.heads.each]
+        return group.by_layer[int(self.at.start) // group.heads.each]
 
     @property
     def keys(self) -> Spread:
