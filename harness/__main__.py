@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 
-gc.disable()  # imports make hundreds of thousands of objects, all of which stay: looking for garbage among them takes long
+if __name__ == "__main__":
+    gc.disable()  # imports make hundreds of thousands of objects, all of which stay: looking for garbage among them takes long
 
 import os
 import sys
@@ -20,13 +21,12 @@ from harness.command import execute
 from harness.configure.arguments import check_arguments, is_sweep
 from harness.configure.hydra_errors import CompositionError, said
 from harness.errors import UserError
+from harness.evaluation.process import keep_memory
 from harness.files.paths import CONF
 from harness.files.pipes import end_with_reader
 from harness.sweep import job
 from harness.sweep.fold import deferred
 from harness.sweep.sweeper import register
-
-gc.enable()
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -54,6 +54,8 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    gc.enable()
+    keep_memory()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if usage.asked(sys.argv[1:]):
         end_with_reader()

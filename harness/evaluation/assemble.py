@@ -24,7 +24,7 @@ from harness.errors import UnfitStackError, UserError, require
 from harness.evaluation.evaluate import Runner, evaluate
 from harness.evaluation.lm_eval_runner import LmEvalRunner
 from harness.evaluation.planned import Planned, Setup, samples_of
-from harness.evaluation.process import keep_memory, reproducible
+from harness.evaluation.process import reproducible
 from harness.evaluation.question_runner import QuestionRunner
 from harness.evaluation.record_maker import RecordMaker
 from harness.evaluation.recorder import Recorder
@@ -133,7 +133,6 @@ def assemble(config: Config, arms: Sequence[Arm], *, weights: bool = True, build
     _check_heads(arms, spec)
     _check_calibration(arms)
     reproducible(options.seeds[0])
-    keep_memory()
 
     lm = load(spec, NAME) if weights else outline(spec, NAME)
     engine = (

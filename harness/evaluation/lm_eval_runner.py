@@ -9,12 +9,13 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from harness.configure.arms import Arm
 from harness.engine.requests import Request, Result
@@ -33,6 +34,7 @@ from harness.records.store import Store
 from harness.types import Example, Prompt, Record
 from tasks.lm_eval_task import FIRST, Document, LmEval
 
+PLACES = ("tokenizer", "config_source")  # metadata of a task that say where files lie; what is in them is in the key by itself
 NOT_READ = "compression cannot act: a text this short, or without a context, is read exactly"
 
 
@@ -64,7 +66,7 @@ class LmEvalRunner:
         for name, task in self.task.loaded.tasks.items():
             has = self.task.metric in (FIRST, *task.aggregation())
             require(has, "task.metric", self.task.metric, f"{name} gives {', '.join(task.aggregation())}")
-        configs = {name: digest(task.dump_config()) for name, task in self.task.loaded.tasks.items()}
+        configs = {name: digest(_without_places(task.dump_config())) for name, task in self.task.loaded.tasks.items()}
         digests = [arm_digest(arm) for arm in arms]
         return [one for example in examples for one in self._document(example, configs, seed, arms, digests)]
 
@@ -223,3 +225,9 @@ def _one_process() -> Iterator[None]:
             del os.environ["DISABLE_MULTIPROC"]
         else:
             os.environ["DISABLE_MULTIPROC"] = before
+
+
+def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's configuration as it decides records: the same ones wherever the user's cache and lm-eval are installed."""
+    metadata = {name: value for name, value in (config.get("metadata") or {}).items() if name not in PLACES}
+    return {**config, "metadata": metadata}

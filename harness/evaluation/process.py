@@ -9,8 +9,9 @@ import platform
 import torch
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
-KEPT = 1 << 29  # bytes: a few layers' worth of what a prefill makes
+KEPT = 1 << 29  # bytes free at the end of the heap: a few layers' worth of what a prefill makes
 MAPPED = 1 << 25  # bytes: what is larger goes back at once; glibc allows no more
+SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")  # a user who set one knows better
 
 
 def reproducible(seed: int) -> None:
@@ -23,12 +24,12 @@ def reproducible(seed: int) -> None:
 
 
 def keep_memory() -> None:
-    """Have glibc keep what tensors give back, up to KEPT bytes; another C library does as it does.
+    """Have glibc keep what tensors give back for the rest of the process: for commands, not for a library's callers.
 
     Every layer asks for the sizes of the one before. By default they go back to the system, which maps them anew and fills them
-    with zeros, page by page.
+    with zeros, page by page. Another C library does as it does, and so does one that the user has set.
     """
-    if platform.libc_ver()[0] == "glibc":
+    if platform.libc_ver()[0] == "glibc" and not any(name in os.environ for name in SETTINGS):
         libc = ctypes.CDLL(None)
         libc.mallopt(MMAP_THRESHOLD, MAPPED)
         libc.mallopt(TRIM_THRESHOLD, KEPT)

@@ -29,7 +29,7 @@ from tests.support import conf_tree
 LAYERS, HEADS, ROWS, D = 30, 3, 4096, 64
 BASE = "int8"
 BOTH = 5.0  # times int8 that encoding and decoding may take together
-BAR = {"int4": 4.0, "kivi2": 4.0, "kivi4": 4.0, "hadamard_int4": 4.0}
+BAR = {"int4": 4.0, "kivi2": 4.0, "kivi4": 4.0}
 TURNED = "every token is multiplied with a matrix on the way in and on the way out, where int8 passes over its numbers"
 PROJECTED = "the heads of a layer are multiplied with a basis on the way in and on the way out, which grows with their number"
 WHY = {

@@ -1,7 +1,7 @@
 """Sixteen stacks over one stream: each by itself against all in lockstep, with the settings of a run.
 
 python tests/bench/fused_stream.py [tokens] [chunk] [repeats]
-Each by itself is one sequence, or two with the full cache that a run compares it with; together ratios are printed. Time is CPU time
+Each by itself is one sequence, or two with the full cache that a run compares it with; both ratios are printed. Time is CPU time
 of one thread, the best of interleaved repeats. The last line is what the products with the weights alone would allow: arms that
 have parted share nothing but those, and on a CPU a chunk of one arm already fills the arithmetic units.
 """

@@ -72,6 +72,21 @@ def test_all_that_is_missing_fails_and_the_same_command_makes_it(kind: str, tmp_
     assert lost(cfg, overrides) == 0, "nothing is missing"
 
 
+def test_the_same_lm_eval_records_wherever_the_models_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval tells its tasks the folder of the tokenizer and of their own file: neither is what a record depends on."""
+    cfg, overrides = composed(tmp_path, "lm_eval")
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    keys = []
+    for cache in ("one", "other"):
+        monkeypatch.setenv("KV_HARNESS_CACHE", str(tmp_path / cache))
+        bench = assemble(config, arms_of(cfg, overrides), weights=False)
+        assert str(tmp_path / cache) in str(bench.lm.tokens.hf.name_or_path)
+        store: Store[Planned] = Store(tmp_path / "records")
+        keys.append([one.key for one in bench.planned(bench.runner(store))])
+        store.close()
+    assert len(keys[0]) == 6 and keys[0] == keys[1]
+
+
 def test_what_others_hold_and_what_has_already_failed_is_left_alone(tmp_path: Path) -> None:
     cfg, overrides = composed(tmp_path)
     began = Snapshot()
