@@ -18,7 +18,9 @@ def record(call: Call, part: Part, q: Tensor, k: Tensor) -> None:
     for i, (row, need) in enumerate(zip(part.rows, needs, strict=True)):
         if not need:
             continue
-        queries = own(q[i, :, -need.queries :]) if need.queries else None
+        queries = q[i, :, -need.queries :] if need.queries else None
+        if queries is not None and q.shape[2] > 1:
+            queries = own(queries)  # they outlive a prefill; those of a step go with it
         rope, start = run.query_rope(call.layer), run.start(row)
         mean, cov = query_moments(q[i], rope, start) if need.query_moments else (None, None)
         run.stats[call.layer][row] = Stats(sums.get(i), queries, call.scaling, mean, cov, part.softmax)
