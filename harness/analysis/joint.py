@@ -17,6 +17,7 @@ import pandas as pd
 
 from harness.analysis.frontier import Floats, Mask, non_dominated, plain
 from harness.analysis.point_row import BASE
+from harness.analysis.points import Row
 
 ARM = ["stack", "point", "stack_config"]
 RUN = ["run_id", "attn"]  # what a member's rows have in common
@@ -28,7 +29,7 @@ _STREAM = "exp_weighted"  # how scores are joined that are perplexities
 Arm = tuple[str, ...]
 
 
-def arm_of(row: Mapping[Any, Any]) -> Arm:
+def arm_of(row: Row) -> Arm:
     """The values of ARM of a row of a points table or of a point of an entry: the same in every member, as no label is."""
     return tuple(str(row[name]) for name in ARM)
 
@@ -86,7 +87,7 @@ def _entry(group: pd.DataFrame, member: str, members: list[str]) -> dict[str, An
         on = non_dominated(ratios, means.round(12), higher_is_better=True)
     points = [
         {
-            **dict(zip(ARM, arm_of(rows.iloc[0].to_dict()), strict=True)),
+            **dict(zip(ARM, arm_of(rows.iloc[0]), strict=True)),
             "label": rows["label"].iloc[0],
             "ratio": plain(float(ratio)),
             "score": None if mixed else plain(float(mean)),

@@ -79,9 +79,9 @@ def _panel(group: Mapping[str, Any]) -> Panel:
 
 
 def _as_markup(value: Any) -> Any:
-    """The value with every text in it as markup; JSON in it stays as it is, as in the tables."""
+    """The value with every text and key in it as markup; JSON in it stays as it is, as in the tables."""
     if isinstance(value, Mapping):
-        return {key: one if key in DATA else _as_markup(one) for key, one in value.items()}
+        return {markup(key): one if key in DATA else _as_markup(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_as_markup(one) for one in value]
     return markup(value) if isinstance(value, str) else value

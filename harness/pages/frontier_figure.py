@@ -33,7 +33,9 @@ def frontier(section: pd.DataFrame, looks: Mapping[str, Look], paired: Paired | 
     rows = math.ceil(len(panels) / columns)
     titles = [panel_title(panel, section) for panel in panels]
     grid = {"horizontal_spacing": 0.05, "vertical_spacing": 0.22 / rows}
-    places = [{} if i < len(panels) else None for i in range(rows * columns)]  # no axes where there is no panel
+    places: list[dict[str, Any] | None] = [
+        {} if i < len(panels) else None for i in range(rows * columns)
+    ]  # no axes where there is no panel
     specs = [places[start : start + columns] for start in range(0, len(places), columns)]
     figure = make_subplots(rows=rows, cols=columns, specs=specs, shared_yaxes="all", subplot_titles=titles, **grid)
     named: set[str] = set()

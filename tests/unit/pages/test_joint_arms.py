@@ -73,6 +73,12 @@ def test_a_point_of_the_figure_opens_itself(tmp_path: Path) -> None:
     assert sets == [{"other"}]
 
 
+def test_names_with_marks_of_html_stand_together(tmp_path: Path) -> None:
+    scores = {"full": 1, "one": 0.5}
+    write(findings([*run("a<b>", scores), *run("'b'", scores)]), tmp_path / "page.html")
+    assert "a&lt;b&gt;, question unseen" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_rows_are_of_the_run_that_was_ranked() -> None:
     """A second run whose full cache is at chance is ranked nowhere: it must not take the place of the first."""
     scores = {"full": 1, "one": 0.5}

@@ -74,5 +74,5 @@ def test_a_contrast_says_its_unit_in_the_head_alone(capsys: pytest.CaptureFixtur
     records = perplexity("full", nll) + perplexity("int8", nll, kv_bytes_context=ROW)
     records += perplexity("int4", [one + 0.01 for one in nll], kv_bytes_context=ROW // 2)
     table.show_contrasts(contrasts(records, ["int4"]).frame)
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("int8")]
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("int8")]
     assert rows and not any(" nats" in line for line in rows)
