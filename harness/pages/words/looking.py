@@ -148,7 +148,7 @@ def _about(row: Row) -> str:
     changed = ", " in str(row["stack"])
     said = _quoted("compress", str(row["stack"]))
     more = " Changed as its name says." if said and changed else ""
-    return ". ".join(filter(None, (family_of(json.loads(row["stack_config"])), said))) + more
+    return ": ".join(filter(None, (family_of(json.loads(row["stack_config"])), said))) + more
 
 
 def _quoted(kind: str, name: str) -> str:
