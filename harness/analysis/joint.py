@@ -17,11 +17,21 @@ import pandas as pd
 
 from harness.analysis.frontier import Floats, Mask, non_dominated, plain
 from harness.analysis.point_row import BASE
+from harness.analysis.points import Row
 
 ARM = ["stack", "point", "stack_config"]
+RUN = ["run_id", "attn"]  # what a member's rows have in common
 OVER = {"tasks": "model", "models": "task"}  # what a joint frontier is over, and what its members have in common
 NATS = "nats a token"
 _STREAM = "exp_weighted"  # how scores are joined that are perplexities
+
+
+Arm = tuple[str, ...]
+
+
+def arm_of(row: Row) -> Arm:
+    """The values of ARM of a row of a points table or of a point of an entry: the same in every member, as no label is."""
+    return tuple(str(row[name]) for name in ARM)
 
 
 def joint(ranked: pd.DataFrame) -> list[dict[str, Any]]:
@@ -43,12 +53,13 @@ def joint(ranked: pd.DataFrame) -> list[dict[str, Any]]:
 def _entries(table: pd.DataFrame, over: str, common: str) -> Iterator[dict[str, Any]]:
     member = "task" if over == "tasks" else "model"
     for (name, aware), group in _groups(table, common):
-        members = group.drop_duplicates([member, "run_id"])
+        members = group.drop_duplicates([member, *RUN])
         if group[member].nunique() < 2 or len(members) > group[member].nunique():
             continue  # two runs of one member are not two members
         entry = _entry(group, member, group[member].unique().tolist())
         if entry is not None:
-            yield {"over": over, common: name, "query_aware": bool(aware), **entry}
+            runs = {str(row[member]): {part: str(row[part]) for part in RUN} for row in members.to_dict("records")}
+            yield {"over": over, common: name, "query_aware": bool(aware), "runs": runs, **entry}
 
 
 def _groups(table: pd.DataFrame, common: str) -> Iterator[tuple[tuple[str, bool], pd.DataFrame]]:
@@ -61,7 +72,8 @@ def _groups(table: pd.DataFrame, common: str) -> Iterator[tuple[tuple[str, bool]
 
 def _entry(group: pd.DataFrame, member: str, members: list[str]) -> dict[str, Any] | None:
     """Points with their mean byte ratio and what each lost on every member, and which of them nobody beats."""
-    arms = [rows.set_index(member).loc[members] for _, rows in group.groupby(ARM, sort=False) if len(rows) == len(members)]
+    found = [rows for _, rows in group.groupby(ARM, sort=False) if len(rows) == rows[member].nunique() == len(members)]
+    arms = [rows.set_index(member).loc[members] for rows in found]
     if len(arms) < 2:
         return None
     ratios = np.array([math.exp(np.mean(np.log(rows["ratio"]))) for rows in arms])
@@ -75,7 +87,7 @@ def _entry(group: pd.DataFrame, member: str, members: list[str]) -> dict[str, An
         on = non_dominated(ratios, means.round(12), higher_is_better=True)
     points = [
         {
-            "stack": rows["stack"].iloc[0],
+            **dict(zip(ARM, arm_of(rows.iloc[0]), strict=True)),
             "label": rows["label"].iloc[0],
             "ratio": plain(float(ratio)),
             "score": None if mixed else plain(float(mean)),

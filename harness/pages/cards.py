@@ -18,7 +18,7 @@ from harness.pages import place_figures as by_place
 from harness.pages.frame import only_in, select_options, switch
 from harness.pages.frontier_figure import frontier as frontier_figure
 from harness.pages.frontier_figure import views
-from harness.pages.headline import named
+from harness.pages.headline import said
 from harness.pages.hover import is_stream
 from harness.pages.looks import Look
 from harness.pages.markup import markup
@@ -125,7 +125,7 @@ def heat_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFrame
     front = shown["on_frontier"] & (shown["stack"] != BASE)
     groups = {"on the frontier": shown[front], "others": shown[~front]}
     ordered = [row for points in groups.values() for row in rows_of(points)]
-    best = named(panel)
+    best = said(panel).label
     chosen = next((row for row in ordered if row["label"] == best), ordered[0])
     options = "".join(
         f'<optgroup label="{name}">{select_options(points["short"].tolist(), chosen["short"])}</optgroup>'
@@ -160,7 +160,7 @@ def curves_card(page: Page, ident: str, panel: pd.DataFrame, section: pd.DataFra
         switch(ident, "yscale", {"log": "log", "linear": "linear"}),
     ]
     width = int((lines[0][1]["stop"] - lines[0][1]["start"]).iloc[0])
-    more = by_place.kept_otherwise(lines)
+    more = by_place.other_shares(lines)
     kept = f"<br>Tokens kept at the end, where a name says otherwise: {', '.join(more)}." if 0 < len(more) <= _NAMED else ""
     note = f"{_CURVES} Buckets of {width} tokens.{kept}{missing}"
     figure = by_place.by_position(lines, page.looks, shown[first])
@@ -206,7 +206,7 @@ def joint_card(page: Page, ident: str, found: Together) -> str:
     """Several tasks or models together, as markup; a figure for each mode in which points have one score."""
     table, page.content["tables"][ident + "-points"] = joint_table(found, ident + "-points")
     page.content["rows"][ident + "-points"] = [[row["id"] for row in arm.values()] for arm in found.arms]  # opens the first
-    places = {together.label(arm): [row["id"] for row in arm.values()] for arm in found.arms}
+    places = {together.arm_key(arm): [row["id"] for row in arm.values()] for arm in found.arms}
     drawn = [
         _plot(page, f"{ident}-mean{i}", figures.joint(entry["points"], page.looks, places), "ratio")
         for i, entry in enumerate(found.means)

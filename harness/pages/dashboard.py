@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,18 @@ from harness.pages import cards
 from harness.pages import facts as html
 from harness.pages.cards import Page, Panel
 from harness.pages.frame import render
+from harness.pages.frontier_figure import CROWDED
 from harness.pages.hover import about, hover, is_stream
 from harness.pages.looks import looks
-from harness.pages.markup import as_markup, markup, one_line
+from harness.pages.markup import DATA, as_markup, markup, one_line
 from harness.pages.words.looking import looking_at
 from harness.pages.words.point_command import command
 from harness.pages.words.together import together
 from harness.records.atomic import replace
 
 TITLE = "What each byte of KV cache buys"
-_SIZES = {"bytes": "bytes_context", "full": "bytes_full", "peak": "bytes_peak_prefill"}
-_NUMBERS = {"score": "score", "low": "score_lo", "high": "score_hi", **_SIZES}
+_SIZES = {"bytes": "bytes_context", "full": "bytes_full", "peak": "bytes_peak_most"}
+_NUMBERS = {"score": "score", "low": "score_lo", "high": "score_hi", "over": "peak_ratio", **_SIZES}
 
 
 def write(found: Findings, path: Path, manifests: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -77,9 +79,9 @@ def _panel(group: Mapping[str, Any]) -> Panel:
 
 
 def _as_markup(value: Any) -> Any:
-    """The value with every text in it as markup."""
+    """The value with every text and key in it as markup; JSON in it stays as it is, as in the tables."""
     if isinstance(value, Mapping):
-        return {key: _as_markup(one) for key, one in value.items()}
+        return {markup(key): one if key in DATA else _as_markup(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_as_markup(one) for one in value]
     return markup(value) if isinstance(value, str) else value
@@ -161,7 +163,7 @@ def _explored(found: Findings, about: list[str], manifests: Mapping[str, Mapping
     points = {
         "label": [one_line(row["label"]) for row in rows],
         "about": about,
-        **{name: [row[column] for row in rows] for name, column in _NUMBERS.items()},
+        **{name: [row.get(column, math.nan) for row in rows] for name, column in _NUMBERS.items()},
         "panel": _indexed(panels)["of"],
         "unranked": [i for i, row in enumerate(rows) if pd.notna(row["left_out"])],
         **{name: _indexed(part[i] for part in parts) for i, name in enumerate(("run", "stack", "point"))},
@@ -177,7 +179,7 @@ def _explored(found: Findings, about: list[str], manifests: Mapping[str, Mapping
         }
         for panel in dict.fromkeys(panels)
     ]
-    return {"points": points, "facets": facets, "panels": known, "flips": _changed(found.flips)}
+    return {"points": points, "facets": facets, "panels": known, "flips": _changed(found.flips), "crowded": CROWDED}
 
 
 def _indexed(values: Iterable[Any]) -> dict[str, list[Any]]:

@@ -190,6 +190,10 @@ function walkPlot(plot) {
 }
 function wireDetail() {
   if (!store.points) return;
-  addEventListener('keydown', event => { if (event.key === 'Escape' && !document.querySelector('dialog[open]')) unpick(); });
+  addEventListener('keydown', event => { // closes what lies on top, and that alone
+    if (event.key !== 'Escape') return;
+    if (document.getElementById('pile')) closeList();
+    else if (!document.querySelector('dialog[open]')) unpick();
+  });
   document.querySelectorAll('[id$="-frontier"].js-plotly-plot').forEach(walkPlot);
 }

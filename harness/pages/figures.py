@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from harness.analysis.joint import Arm, arm_of
 from harness.analysis.labels import bits_of, family_of, mode
 from harness.analysis.point_row import BASE
 from harness.analysis.points import Row, rows_of
@@ -177,8 +178,8 @@ def _named(row: Row) -> str:
     return f"<b>{row['label']}</b>  {score_text(row['score'])} at {share_text(row['ratio'])} of the bytes"
 
 
-def joint(points: Sequence[Mapping[str, Any]], looks: Mapping[str, Look], places: Mapping[str, list[int]]) -> go.Figure:
-    """Mean normalised score against mean share of bytes; bars reach the worst. `places`: of which points, by label."""
+def joint(points: Sequence[Mapping[str, Any]], looks: Mapping[str, Look], places: Mapping[Arm, list[int]]) -> go.Figure:
+    """Mean normalised score against mean share of bytes; bars reach the worst. `places`: of which points, by arm."""
     figure = go.Figure()
     known: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for point in points:
@@ -235,8 +236,8 @@ def _bold(points: Sequence[Mapping[str, Any]]) -> list[bool]:
     return [point["on_frontier"] or point["stack"] == BASE for point in points]
 
 
-def _joint_meta(own: Sequence[Mapping[str, Any]], places: Mapping[str, list[int]]) -> dict[str, Any]:
-    sets = [places[point["label"]] for point in own]
+def _joint_meta(own: Sequence[Mapping[str, Any]], places: Mapping[Arm, list[int]]) -> dict[str, Any]:
+    sets = [places[arm_of(point)] for point in own]
     named = {i: point["label"] for i, (point, bold) in enumerate(zip(own, _bold(own), strict=True)) if bold}
     return {"ratio": [point["ratio"] for point in own], "ids": [one[0] for one in sets], "sets": sets, "labels": named}
 

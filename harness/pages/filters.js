@@ -85,16 +85,17 @@ function tell() {
   const all = store.points.label.length, left = passing === null ? all : passing.filter(Boolean).length, n = left.toLocaleString('en');
   document.getElementById('passing').textContent = passing === null ? `${n} points` : `${n} of ${all.toLocaleString('en')} points`;
   document.getElementById('filtered').textContent = passing === null ? '' : left
-    ? 'The full cache stays as a pale reference; sentences and outlined points stay those of all points.' : 'No point matches these filters.';
+    ? 'In the frontier figures the full cache stays as a pale reference; sentences and outlined points stay those of all points.' : 'No point matches these filters.';
   document.getElementById('best').textContent = limit === null ? '' : saidOfLimit();
 }
-// what fits, a panel after the other, with the prefill's peak where that does not
+// what fits, a panel after the other, with its peak where that does not: a share is of the full cache's own peak
 function saidOfLimit() {
-  const {label, bytes, score, peak} = store.points, words = [...new Set(store.points.panel)].map(panel => {
+  const {label, bytes, score, peak, over} = store.points, words = [...new Set(store.points.panel)].map(panel => {
     const id = [...marked].find(one => store.points.panel[one] === panel), name = briefly(store.panels[panel]);
     if (id === undefined) return store.points.panel.some((one, other) => one === panel && isOn(other)) ? `${name}: nothing fits` : '';
-    const over = peak[id] !== null && (limit.share === undefined ? peak[id] > limit.bytes : peak[id] > limit.share * store.points.full[id]);
-    return `${name}: ${label[id]}, ${number(score[id], 3)} at ${iec(bytes[id])}${over ? ` (but its prefill peaks at ${iec(peak[id])})` : ''}`;
+    const [most, allowed] = limit.share === undefined ? [peak[id], limit.bytes] : [over[id], limit.share];
+    return `${name}: ${label[id]}, ${number(score[id], 3)} at ${iec(bytes[id])}${most !== null && most > allowed ? ` (but it peaks at ${
+      limit.share === undefined ? iec(peak[id]) : `${number(100 * over[id], 3)} % of the full cache's peak`})` : ''}`;
   }).filter(Boolean);
   return `Best score that fits. ${words.slice(0, 6).join('; ')}${words.length > 6 ? `; and ${words.length - 6} more` : ''}.`;
 }

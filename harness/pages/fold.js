@@ -18,7 +18,8 @@ function panelAxes(layout) {
 }
 function remember(layout) {
   const {height, legend, margin} = layout;
-  return structuredClone({height, legend, margin, titles: layout.annotations ?? [],
+  const titles = (layout.annotations ?? []).map(({font: {color, ...font} = {}, ...note}) => ({...note, font})); // a theme has its colour
+  return structuredClone({height, legend, margin, titles,
     axes: panelAxes(layout).map(([x, y]) => [x.domain, y.domain, y.showticklabels, y.title])});
 }
 function restore(layout, was) {
@@ -35,7 +36,8 @@ function restore(layout, was) {
 }
 // the titles of the panels take these places; their texts stay what a selector has made of them
 function retitle(layout, titles) {
-  if (titles.length) layout.annotations = layout.annotations.map((note, i) => ({...note, ...titles[i], text: lined(note.text)}));
+  if (titles.length) layout.annotations = layout.annotations.map((note, i) => ({...note, ...titles[i],
+    font: {...note.font, ...titles[i].font}, text: lined(note.text)}));
 }
 function stack(layout) {
   const axes = panelAxes(layout), n = axes.length, inner = n * PANEL + (n - 1) * BETWEEN, step = (PANEL + BETWEEN) / inner;

@@ -23,7 +23,7 @@ from harness.pages.units import signed_small
 
 _PANEL_HEIGHT = 500
 _MARGIN = {"l": 64, "r": 16, "t": 44, "b": 60}
-_CROWDED = 150  # points of a panel, from which only those on the frontier keep their bars and size
+CROWDED = 150  # points of a panel, from which only those on the frontier keep their bars and size, and piles are not counted
 
 
 def frontier(section: pd.DataFrame, looks: Mapping[str, Look], paired: Paired | None = None) -> go.Figure:
@@ -33,13 +33,17 @@ def frontier(section: pd.DataFrame, looks: Mapping[str, Look], paired: Paired | 
     rows = math.ceil(len(panels) / columns)
     titles = [panel_title(panel, section) for panel in panels]
     grid = {"horizontal_spacing": 0.05, "vertical_spacing": 0.22 / rows}
-    figure = make_subplots(rows=rows, cols=columns, shared_yaxes="all", subplot_titles=titles, **grid)
+    places: list[dict[str, Any] | None] = [
+        {} if i < len(panels) else None for i in range(rows * columns)
+    ]  # no axes where there is no panel
+    specs = [places[start : start + columns] for start in range(0, len(places), columns)]
+    figure = make_subplots(rows=rows, cols=columns, specs=specs, shared_yaxes="all", subplot_titles=titles, **grid)
     named: set[str] = set()
     for i, panel in enumerate(panels):
         where = {"row": i // columns + 1, "col": i % columns + 1}
         _reference(figure, panel, where)
         _add(figure, _frontier_trace(panel, paired, first=i == 0), where)
-        crowded = len(panel) > _CROWDED
+        crowded = len(panel) > CROWDED
         for stack, points in panel.groupby("stack", sort=True):
             _add(figure, _stack_trace(points, looks[str(stack)], paired, first=stack not in named, crowded=crowded), where)
             _add(figure, _edge_trace(points, looks[str(stack)], paired), where)

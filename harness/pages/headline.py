@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -13,6 +12,7 @@ from harness.analysis.points import rows_of
 from harness.pages.glossary import unheld
 from harness.pages.hover import is_stream
 from harness.pages.units import difference, share_text
+from harness.pages.words.remarks import about_many, peaks_at
 from harness.pages.words.verdicts import amount, compared
 
 _EQUAL = (EQUAL, "above")
@@ -20,27 +20,40 @@ _WORSE = ("below", "clearly below")
 MANY = 20  # compared points, from which a headline says that it picked one of them
 
 
+class Said(NamedTuple):
+    """A sentence, and the label of the point that it is about; None where it is about none."""
+
+    text: str
+    label: str | None = None
+
+
 def headline(panel: pd.DataFrame) -> str:
+    """The sentence alone, see `said`."""
+    return said(panel).text
+
+
+def said(panel: pd.DataFrame) -> Said:
     """What the panel shows of caches smaller than the full one; of a panel without scores, that nothing was measured."""
     others = panel[panel["stack"] != BASE]
     if not panel["n"].any():
-        return f"Nothing was measured here: {_counts(panel)}"
+        return Said(f"Nothing was measured here: {_counts(panel)}")
     if not others["n"].any():
-        return (
+        return Said(
             f"Nothing was measured beside the full cache: {_counts(others)}"
             if len(others)
             else "Only the full cache was measured"
         )
     if panel["discriminative"].eq(False).any():
-        return "The stacks cannot be told apart here"
+        return Said("The stacks cannot be told apart here")
     smaller = others[(others["ratio"] < 1) & others["left_out"].isna()]
     if smaller.empty:
-        return "No cache that could be ranked here is smaller than the full one"
+        return Said("No cache that could be ranked here is smaller than the full one")
+    found = _of_smaller(smaller)
     many = f" (one of {len(smaller):,} compared; no interval is adjusted for that)" if len(smaller) > MANY else ""
-    return _of_smaller(smaller) + many
+    return found._replace(text=found.text + many)
 
 
-def _of_smaller(smaller: pd.DataFrame) -> str:
+def _of_smaller(smaller: pd.DataFrame) -> Said:
     good = smaller[smaller["vs_full"].isin(_EQUAL)]
     open_ = smaller[smaller["vs_full"] == OPEN]
     worse = smaller[smaller["vs_full"].isin(_WORSE)]
@@ -49,55 +62,47 @@ def _of_smaller(smaller: pd.DataFrame) -> str:
     if len(open_):
         return _unresolved(open_)
     if len(worse) == len(smaller):
-        said = f"Every smaller cache does worse than the full one; the nearest is {_with_difference(_nearest(worse))}"
-        open_again = sum(map(unheld, rows_of(worse)))
-        return said + (f"; among all {len(worse)}, {open_again} of these verdicts do not hold (Holm)" if open_again else "")
+        row, open_again = _nearest(worse), sum(map(unheld, rows_of(worse)))
+        doubt = f"; among all {len(worse)}, {open_again} of these verdicts do not hold (Holm)" if open_again else ""
+        text = f"Every smaller cache does worse than the full one; the nearest is {_with_difference(row)}{doubt}"
+        return Said(text, row["label"])
     if (smaller["vs_full"] == TOO_FEW).any():
-        return "Too few documents for a verdict on any smaller cache"
-    return "No smaller cache could be compared with the full one"
+        return Said("Too few documents for a verdict on any smaller cache")
+    return Said("No smaller cache could be compared with the full one")
 
 
-def named(panel: pd.DataFrame) -> str | None:
-    """The label of the smaller cache that the headline of a panel is about, None where it names none."""
-    said, smaller = headline(panel), panel[(panel["stack"] != BASE) & (panel["ratio"] < 1) & panel["left_out"].isna()]
-    found = [label for label in smaller["label"] if label in said]
-    return max(found, key=len) if found else None
-
-
-def _equal(row: pd.Series[Any], compared_: int) -> str:
+def _equal(row: pd.Series[Any], among: int) -> Said:
     if row["vs_full"] == "above":
-        doubt = f", which does not hold among all {compared_} compared (Holm)" if unheld(row) else ""
-        return f"{row['label']} does better than the full cache at {share_text(row['ratio'])} of its bytes{doubt}{peak(row)}"
-    found = f"{row['label']} equals the full cache within noise at {share_text(row['ratio'])} of its bytes"
-    return f"{found}; {_ruled_out(row)}{peak(row)}"
+        doubt = f", which does not hold among all {among} compared (Holm)" if unheld(row) else ""
+        found = f"{row['label']} does better than the full cache at {share_text(row['ratio'])} of its bytes{doubt}"
+    else:
+        equal = f"{row['label']} equals the full cache within noise at {share_text(row['ratio'])} of its bytes"
+        found = f"{equal}; {_ruled_out(row)}"
+    return Said(found + _peak(row), row["label"])
 
 
-def _unresolved(points: pd.DataFrame) -> str:
+def _unresolved(points: pd.DataFrame) -> Said:
     """The smallest without a loss, else the nearest: what the paired interval leaves open is said, not decided."""
     unharmed = points[_loss(points) <= 0]
     if unharmed.empty:
         row = _nearest(points)
-        said = f"Not resolved whether a smaller cache equals the full one; the nearest is {_with_difference(row)}"
-        return f"{said}{settling(row)}{peak(row)}"
-    row = _smallest(unharmed)
-    found = f"{row['label']}, {share_text(row['ratio'])} of the bytes: no loss seen in {_n(row)}"
-    return f"{found}; {_ruled_out(row)}{settling(row)}{peak(row)}"
+        found = f"Not resolved whether a smaller cache equals the full one; the nearest is {_with_difference(row)}"
+    else:
+        row = _smallest(unharmed)
+        seen = f"{row['label']}, {share_text(row['ratio'])} of the bytes: no loss seen in {_n(row)}"
+        found = f"{seen}; {_ruled_out(row)}"
+    return Said(found + _settling(row) + _peak(row), row["label"])
 
 
-def settling(row: pd.Series[Any]) -> str:
+def _settling(row: pd.Series[Any]) -> str:
     """How many documents an open verdict takes; empty where that is not known."""
-    more = row.get("settled_by", math.nan)
-    if not math.isfinite(more):
-        return ""
-    return (
-        f"; about {more:,.0f} {'documents' if is_stream(row) or row['n'] != row['n_documents'] else 'prompts'} would settle it"
-    )
+    needed, what = about_many(row), "documents" if is_stream(row) or row["n"] != row["n_documents"] else "prompts"
+    return f"; {needed} {what} would settle it" if needed else ""
 
 
-def peak(row: pd.Series[Any]) -> str:
-    """That the point takes more than the full cache while its context is compressed; empty where it does not."""
-    most = row.get("peak_ratio", math.nan)
-    return f"; its prefill peaks at {share_text(most)} of the full cache's peak" if most > 1 else ""
+def _peak(row: pd.Series[Any]) -> str:
+    found = peaks_at([row])
+    return f"; it {found}" if found else ""
 
 
 def _ruled_out(row: pd.Series[Any]) -> str:

@@ -20,7 +20,7 @@ from harness.pages.glossary import judged
 from harness.pages.markup import markup
 from harness.pages.table import problems
 from harness.pages.units import difference, iec, interval_text, score_text, share_text, signed, small
-from harness.pages.words.remarks import over_full, peak_text
+from harness.pages.words.remarks import about_many, peak_text, peaks_at, remarks
 from harness.types import BYTE_KINDS
 
 _WRAP = 92
@@ -71,8 +71,7 @@ def _size(row: Row) -> str:
     mean = "time mean KV" if is_stream(row) else "KV"
     text = f"{mean} <b>{iec(row['bytes_context'])}</b>  ·  {share_text(row['ratio'])} of full ({iec(row['bytes_full'])})"
     stored = "  ·  simulated" if row["storage"] == "simulated" else ""
-    peak = f"  ·  peaks at {peak_text(row)} in prefill" if over_full(row) else ""
-    return f"{text}{stored}{peak}"
+    return "  ·  ".join(filter(None, (f"{text}{stored}", peaks_at([row]))))
 
 
 def _verdict(row: Row) -> str:
@@ -98,9 +97,10 @@ def _tests(row: Row) -> list[str]:
         ("McNemar p", row["mcnemar_p"], ""),
         ("among all points p", row.get("holm_p", math.nan), " (Holm)"),
         ("could prove a loss of", row.get("detectable", math.nan), " nats" if in_nats else ""),
-        ("open verdict settled by about", row.get("settled_by", math.nan), " documents"),
     )
     found += [f"{name} {small(value)}{more}" for name, value, more in known if math.isfinite(value)]
+    needed = about_many(row)
+    found += [f"open verdict settled by {needed} documents"] if needed else []
     return ["  ·  ".join(found)] if found else []
 
 
@@ -143,4 +143,4 @@ def _status(row: Row) -> str:
     chance = row.get("p_frontier", math.nan)
     place += f" (on it in {share_text(chance)} of resamples)" if place and math.isfinite(chance) else ""
     known = "; ".join(problems(row)) or "all examples ok"
-    return "  ·  ".join(filter(None, (f"status: {known}", place)))
+    return "  ·  ".join(filter(None, (f"status: {known}", place, *remarks(row))))

@@ -1,6 +1,5 @@
 // names beside the points that a reader looks for first, how many lie in one place, and a list of those on a click
 const NEAR = 8; // pixels between points that a click cannot tell apart
-const CROWDED = 150; // points of a panel, from which places of several are not counted
 const LONGEST = 30; // characters of a name in a figure
 const RULER = document.createElement('canvas').getContext('2d');
 function isNamed(plot) { return plot.data.some(trace => trace.meta?.labels); }
@@ -75,7 +74,7 @@ function notes(plot) {
       made.push({spot, text, set, ...room});
     };
     const group = spot => panel.points.filter(other => isNear(spot, other)), best = spot => !spot.joint && marked.has(spot.id);
-    const named = panel.points.filter(spot => spot.name || best(spot)), crowded = panel.points.length > CROWDED;
+    const named = panel.points.filter(spot => spot.name || best(spot)), crowded = panel.points.length > store.crowded;
     for (const spot of named.sort((a, b) => best(b) - best(a) || Boolean(b.base) - Boolean(a.base) || a.left - b.left)) {
       if (done.has(spot)) continue;
       const all = group(spot); all.forEach(one => done.add(one));
@@ -136,5 +135,4 @@ function offer(here, {clientX = 0, clientY = 0}, plot) {
   box.querySelector('button').focus();
 }
 function closeList() { document.getElementById('pile')?.remove(); }
-addEventListener('keydown', event => { if (event.key === 'Escape') closeList(); });
 addEventListener('pointerdown', event => { if (!event.target.closest?.('#pile')) closeList(); });

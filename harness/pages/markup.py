@@ -11,7 +11,7 @@ import pandas as pd
 from harness.files.plain_files import printable
 
 _MARKS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
-_DATA = ("point", "stack_config")  # JSON, which is read before it is shown
+DATA = ("point", "stack_config")  # JSON, which is read before it is shown
 
 
 def one_line(text: object) -> str:
@@ -26,7 +26,7 @@ def markup(text: object) -> str:
 
 def as_markup(table: pd.DataFrame) -> pd.DataFrame:
     """The table with every text as markup; columns that hold JSON stay as they are."""
-    texts = [name for name, kind in table.dtypes.items() if isinstance(kind, pd.StringDtype) and name not in _DATA]
+    texts = [name for name, kind in table.dtypes.items() if isinstance(kind, pd.StringDtype) and name not in DATA]
     return table.assign(**{str(name): _column(table[name]) for name in texts})
 
 

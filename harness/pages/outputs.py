@@ -57,13 +57,13 @@ def write_all(run_dir: Path, manifest: Mapping[str, Any] | None = None, loaded: 
         replace(run_dir / "curves.csv", lambda path: found.curves.frame.to_csv(path, index=False))
     for line in found.curves.problems:
         _LOG.warning(line)
-    about = newest_manifest(run_dir) if manifest is None else _short(manifest, manifests(run_dir))
+    about = _newest_manifest(run_dir) if manifest is None else _short(manifest, manifests(run_dir))
     run_ids = dict.fromkeys(record["run_id"] for record in records)
     dashboard.write(found, run_dir / "dashboard.html", dict.fromkeys(run_ids, about) if about else {})
     return found
 
 
-def newest_manifest(run_dir: Path) -> Json | None:
+def _newest_manifest(run_dir: Path) -> Json | None:
     """The manifest of the last invocation without its lists of examples, None where there is none that can be read."""
     known = manifests(run_dir)
     return _short(known[-1], known) if known else None
@@ -155,7 +155,7 @@ def _run(folder: Path, named: Sequence[Path], said: list[str]) -> _Run | None:
             raise
         said.append(f"passed over: {error}")
         return None
-    return _Run(folder=folder, loaded=loaded, stale=stale, manifest=newest_manifest(folder))
+    return _Run(folder=folder, loaded=loaded, stale=stale, manifest=_newest_manifest(folder))
 
 
 def _manifests(runs: Sequence[_Run]) -> dict[str, Json]:

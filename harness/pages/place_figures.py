@@ -20,12 +20,12 @@ from harness.analysis.points import Row, rows_of
 from harness.pages.hover import hover
 from harness.pages.looks import AXIS, INK, Look, colorbar, layout, legend, legend_height
 from harness.pages.units import iec, interval_text, score_text, small
+from harness.pages.words.remarks import kept_otherwise, kept_share
 
 Y_TITLES = {"perplexity": "perplexity (lower is better)", "kl": "KL to the full cache, nats a token (lower is better)"}
 ALL = "all"
 _MARGIN = {"l": 64, "r": 16, "t": 24, "b": 60}
 _FIRST = 0.25  # share of the tokens kept that a page opens with
-_OTHERWISE = 0.05  # of the tokens: a share further from its name than that is said
 _CELL, _TALLEST = 46, 640  # pixels of a row of a map, and of all of them together
 _TEXTS = 24  # rows of a map up to which a cell has room for its number
 
@@ -81,7 +81,7 @@ def budgets(lines: list[tuple[pd.Series[Any], pd.DataFrame]]) -> tuple[dict[str,
 
 def _kept(row: pd.Series[Any]) -> float:
     """Share of the tokens seen that are held at the end; NaN for a point without a budget."""
-    return float(row["tokens_kept"] / row["tokens_seen"]) if math.isfinite(row["budget_value"]) else math.nan
+    return kept_share(row) if math.isfinite(row["budget_value"]) else math.nan
 
 
 def _name(row: pd.Series[Any]) -> str:
@@ -108,10 +108,9 @@ def _nearest(lines: list[tuple[pd.Series[Any], pd.DataFrame]], kept: list[float]
     return [distance == least[row["stack"]] for (row, _), distance in zip(lines, away, strict=True)]
 
 
-def kept_otherwise(lines: list[tuple[pd.Series[Any], pd.DataFrame]]) -> list[str]:
+def other_shares(lines: list[tuple[pd.Series[Any], pd.DataFrame]]) -> list[str]:
     """Points that kept another share of the tokens than the fraction they are named by, with that share, as markup."""
-    shares = [(row["label"], _kept(row), row["budget_value"]) for row, _ in lines if _name(row).startswith("fraction ")]
-    return [f"{label} {kept:.0%}" for label, kept, asked in shares if abs(kept - asked) > _OTHERWISE]
+    return [f"{row['label']} {kept_share(row):.0%}" for row, _ in lines if kept_otherwise(row)]
 
 
 def _line(row: pd.Series[Any], part: pd.DataFrame, look: Look) -> go.Scatter:

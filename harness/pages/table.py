@@ -27,7 +27,7 @@ from harness.pages import glossary
 from harness.pages.markup import one_line
 from harness.pages.units import difference, iec, interval_text, score_text, share_text, small
 from harness.pages.words.columns import Entry as Meaning
-from harness.pages.words.remarks import above_full, remarks
+from harness.pages.words.remarks import above_full, remarks_of
 from harness.pages.words.verdicts import NATS, compared
 
 WIDTH = 120
@@ -159,6 +159,7 @@ def _notes(group: pd.DataFrame) -> list[str]:
             notes[note].append(row["label"])
         for problem in problems(row):
             notes[problem].append(row["label"])
+    lines += [f"{kind}: {_names(points)}." for kind, points in remarks_of(group)]
     return lines + above_full(group) + [f"{_names(labels)}: {note}" for note, labels in notes.items()]
 
 
@@ -198,7 +199,7 @@ def problems(row: Row) -> list[str]:
         lines.append(f"no comparison: {row['diff_reason']}")
     if pd.notna(row["left_out"]) and (row["n"] or not found):
         lines.append(f"not ranked: {row['left_out']}")
-    return lines + remarks(row)
+    return lines
 
 
 def _base_has(name: str) -> bool:
@@ -225,7 +226,7 @@ def _contrast_cells(row: Row) -> tuple[str | Text, ...]:
         score_text(row["against_score"]),
         difference(row, "diff_to_against").text,
         small(row["mcnemar_p"]),
-        glossary.verdict_text(compared(row)),
+        glossary.verdict_text(compared(row)).replace(NATS, ""),  # the head of the differences says it
         share_text(row["bytes_ratio"]) + ("*" if simulated else ""),
     )
 

@@ -66,9 +66,11 @@ class Difference(NamedTuple):
 
     @property
     def text(self) -> str:
-        """With its sign and interval; the unit is the reader's to add."""
+        """With its sign, and its interval where there is one; the unit is the reader's to add."""
         if not self.in_nats:
             return f"{signed(self.value)} {interval_text(self.low, self.high)}".strip()
+        if not math.isfinite(self.high - self.low):
+            return signed_small(self.value)
         return f"{signed_small(self.value)} [{signed_small(self.low)}, {signed_small(self.high)}]"
 
 

@@ -1,4 +1,7 @@
-"""What a stack or a task of this program does, in the words of its YAML; nothing of one that is not of this program."""
+"""What conf/ of this version says of a stack or a task of a name.
+
+By name alone: a record may be of another version, or of a stack of its user's own that is called the same.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The box under a page's title: which model, tasks and stacks it is of, what names mean, and what it says nothing about.
 
-All of it comes from the points, the manifests and the comments of the YAMLs that were run; what these do not know is left out.
+All of it comes from the points and the manifests; what these do not know is left out. Beside that stands in italics, and said
+to be no more, what conf/ of this version says of stacks and tasks of these names (see `abouts`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from harness.pages.words.columns import WORDS
 
 Manifests = Mapping[str, Mapping[str, Any]]
 
+_ITALICS = (
+    "In italics: what the configuration of the version that made this page says of a name. Of records of another version, or "
+    "of a stack or task of your own that is called the same, it may not be true."
+)
 _ANY = "the cache as the model makes it: what all others are compared with"
 
 
@@ -37,7 +42,8 @@ def looking_at(points: pd.DataFrame, cells: pd.DataFrame, manifests: Manifests) 
     shown = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in lines)
     stacks = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in _stacks(points))
     more = f"<details><summary>What each stack does</summary><dl>{stacks}</dl></details>"
-    return f'<div class="card small" id="looking"><h3>What you are looking at</h3><dl>{shown}</dl>{more}</div>'
+    note = f'<p class="quiet small">{_ITALICS}</p>'
+    return f'<div class="card small" id="looking"><h3>What you are looking at</h3><dl>{shown}</dl>{note}{more}</div>'
 
 
 def _models(points: pd.DataFrame, manifests: Manifests) -> Iterator[tuple[str, str]]:
@@ -78,7 +84,7 @@ def _tasks(points: pd.DataFrame, cells: pd.DataFrame, manifests: Manifests) -> I
         asked = sorted(cells.loc[cells["task"] == task, "length"].dropna().unique().tolist())
         lengths = f" (asked for: {', '.join(f'{length:,.0f}' for length in asked)})" if asked and len(asked) <= 8 else ""
         chance = f", a guess gets {score_text(first['chance'])}" if pd.notna(first["chance"]) else ""
-        what = markup(about("task", str(task)))
+        what = _quoted("task", str(task))
         yield str(task), f"{what} {sizes}{lengths}. Score: {_metric(first)}{better} is better{chance}.".strip()
 
 
@@ -107,7 +113,7 @@ def _names(points: pd.DataFrame, manifests: Manifests) -> Iterator[tuple[str, st
     if shares.empty:
         return
     value = shares["budget_value"].iloc[0]
-    text = f"{value:g} of the context's tokens are kept, mean over layers and KV heads; the rest is dropped."
+    text = f"{value:g} of the context's tokens are kept, mean over layers and KV heads; the rest is evicted."
     if any(map(is_stream, rows_of(shares))):
         first = [context for run in shares["run_id"].unique() if (context := _context(manifests.get(run, {})))]
         tokens = f"its first {first[0]:,} tokens" if first else "what is read before scoring"
@@ -133,13 +139,18 @@ def _limits(points: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _stacks(points: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Of every stack what its YAML says, else what kinds of parts it has."""
+    """Of every stack what kinds of parts its records name, then what is said of its name."""
     for row in rows_of(points.drop_duplicates("stack")):
         yield str(row["stack"]), _ANY if row["stack"] == BASE else _about(row)
 
 
 def _about(row: Row) -> str:
     changed = ", " in str(row["stack"])
-    said = markup(about("compress", str(row["stack"])))
-    family = family_of(json.loads(row["stack_config"]))
-    return f"{said or family}{' Changed as its name says.' if said and changed else ''}"
+    said = _quoted("compress", str(row["stack"]))
+    more = " Changed as its name says." if said and changed else ""
+    return ": ".join(filter(None, (family_of(json.loads(row["stack_config"])), said))) + more
+
+
+def _quoted(kind: str, name: str) -> str:
+    found = about(kind, name)
+    return f"<i>{markup(found)}</i>" if found else ""

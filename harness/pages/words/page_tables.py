@@ -17,7 +17,7 @@ from harness.pages.table import problems
 from harness.pages.units import difference, iec, interval_text, score_text, share_text, small
 from harness.pages.words import together
 from harness.pages.words.columns import tip
-from harness.pages.words.remarks import kept_share, peak_text
+from harness.pages.words.remarks import kept_share, peak_text, remarks
 from harness.pages.words.verdicts import NATS
 
 NUMBER, VERDICT, WORDS = "v", "t", "l"  # the first letter of a cell
@@ -60,7 +60,7 @@ def _groups(named: Sequence[str]) -> str:
             found[-1] = (of, found[-1][1] + 1)
         else:
             found.append((of, 1))
-    return "".join(f'<th colspan={width} class=l style="padding:5px 10px">{of}</th>' for of, width in found)
+    return "".join(f'<th colspan={width} class="l of">{of}</th>' for of, width in found)
 
 
 def _table(ident: str, head: str) -> str:
@@ -69,11 +69,11 @@ def _table(ident: str, head: str) -> str:
 
 def _head(name: str, cell: str, *, paper: bool, of: str = "", below: bool = False) -> str:
     """A head with what its column holds on hover; `of` is the group that exports put before its name, `below` a second row."""
-    left = "" if cell.startswith(NUMBER) else " class=l"
-    marks = [" data-paper"] if paper else []
+    names = " ".join(["l"] * (not cell.startswith(NUMBER)) + ["below"] * below)
+    marks = [f' class="{names}"'] if names else []
+    marks += [" data-paper"] if paper else []
     marks += [f' data-of="{of}"'] if of else []
-    marks += [' style="top:29px"'] if below else []
-    return f'<th{left}{"".join(marks)} title="{markup(tip(name))}"><button type="button">{name}</button></th>'
+    return f'<th{"".join(marks)} title="{markup(tip(name))}"><button type="button">{name}</button></th>'
 
 
 def _cells(row: Row, faithful: bool) -> dict[str, str]:
@@ -106,7 +106,7 @@ def _cells(row: Row, faithful: bool) -> dict[str, str]:
         "bits / value": _number(bits, f"{bits:.2f}" if math.isfinite(bits) else "–"),
         "frontier": _words("●" if row["on_frontier"] else ""),
         "chance of it": _number(row["p_frontier"], share_text(row["p_frontier"])),
-        "notes": _words("; ".join(problems(row))),
+        "notes": _words("; ".join([*problems(row), *remarks(row)])),
     }
 
 

@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.joint import ARM, OVER
+from harness.analysis.joint import OVER, Arm, arm_of
 from harness.analysis.point_row import BASE
 from harness.analysis.points import Row, rows_of
 from harness.pages.glossary import judged
 from harness.pages.units import difference, share_text
 from harness.pages.words.columns import ABOVE
+from harness.pages.words.remarks import about_many, largest_peak, peaks_at
 from harness.pages.words.verdicts import compared
 
 Json = Mapping[str, Any]
+_KEPT = 0.95  # of the full cache's score above chance, which is looked for where every smaller cache loses
 
 
 class Cell(NamedTuple):
@@ -59,7 +61,7 @@ class Together:
         over: `tasks` of one model or `models` of one task; `common` is that model or task.
         panels: what stands side by side.
         arms: for each point its row in every panel that has it, by bytes.
-        fronts: by the mode of an entry of frontier.json, the arms on its joint frontier.
+        fronts: by the mode of an entry of frontier.json, the arms (see `arm_of`) on its joint frontier.
         means: the entries whose members all score shares, which have a mean.
     """
 
@@ -67,7 +69,7 @@ class Together:
     common: str
     panels: tuple[Panel, ...]
     arms: tuple[Mapping[Panel, Row], ...]
-    fronts: Mapping[bool, frozenset[str]]
+    fronts: Mapping[bool, frozenset[Arm]]
     means: tuple[Json, ...]
 
     @property
@@ -100,6 +102,8 @@ def _of(points: pd.DataFrame, over: str, common: str, entries: Sequence[Json]) -
     for entry in entries:
         for name in entry["members"]:
             rows = table[table[member] == name]
+            for part, value in entry["runs"][name].items():  # of other runs nothing is ranked here
+                rows = rows[rows[part] == value]
             asks = bool(rows["chunk"].isna().all())
             rows = rows[rows["query_aware"] == entry["query_aware"]] if asks else rows
             better = entry["better"][name]
@@ -107,16 +111,16 @@ def _of(points: pd.DataFrame, over: str, common: str, entries: Sequence[Json]) -
             panels.setdefault(Panel(name, bool(entry["query_aware"]) if asks else None, unit), rows)
     names = list(dict.fromkeys(panel.name for panel in panels))
     order = sorted(panels, key=lambda panel: (panel.aware is None, names.index(panel.name), bool(panel.aware)))
-    arms: dict[tuple[str, ...], dict[Panel, Row]] = {}
+    arms: dict[Arm, dict[Panel, Row]] = {}
     for panel in order:
         for row in rows_of(panels[panel]):
-            arms.setdefault(tuple(str(row[name]) for name in ARM), {})[panel] = row
+            arms.setdefault(arm_of(row), {})[panel] = row
     return Together(
         over=over,
         common=common,
         panels=tuple(order),
         arms=tuple(sorted(arms.values(), key=_size)),
-        fronts={bool(one["query_aware"]): frozenset(p["label"] for p in one["points"] if p["on_frontier"]) for one in entries},
+        fronts={bool(one["query_aware"]): frozenset(arm_of(p) for p in one["points"] if p["on_frontier"]) for one in entries},
         means=tuple(entry for entry in entries if entry["points"][0]["score"] is not None),
     )
 
@@ -137,15 +141,14 @@ def headline(found: Together) -> str:
         return f"Every smaller cache does worse, or may, on at least one of them{_kept(found)}"
     best = unharmed[0]  # by bytes
     parts = "; ".join(f"{_called(panel)} {share_text(row['ratio'])} of the bytes, {judged(row)}" for panel, row in best.items())
-    most = max(row.get("peak_ratio", math.nan) for row in best.values())
-    over = f". Its prefill peaks at {share_text(most)} of the full cache's peak" if most > 1 else ""
-    return f"{label(best)} is the smallest that is worse on none of them: {parts}{_settled(best)}{over}"
+    peaks = peaks_at(best.values())
+    over = f". It {peaks}" if peaks else ""
+    return f"{_label(best)} is the smallest that is worse on none of them: {parts}{_settled(best)}{over}"
 
 
 def _settled(arm: Mapping[Panel, Row]) -> str:
     """How many documents would settle what is open."""
-    more = {_called(panel): row.get("settled_by", math.nan) for panel, row in arm.items()}
-    open_ = [f"{name} about {value:,.0f}" for name, value in more.items() if math.isfinite(value)]
+    open_ = [f"{_called(panel)} {needed}" for panel, row in arm.items() if (needed := about_many(row))]
     return f". Documents that would settle what is open: {', '.join(open_)}" if open_ else ""
 
 
@@ -153,17 +156,14 @@ def _kept(found: Together) -> str:
     """Where scores have a mean: the smallest that keeps most of it, mode by mode; else nothing."""
     said = []
     for entry in found.means:
-        near = [point for point in entry["points"] if point["ratio"] < 1 and point["score"] >= KEPT]
+        near = [point for point in entry["points"] if point["ratio"] < 1 and point["score"] >= _KEPT]
         mode = {True: "question seen", False: "question unseen"}[bool(entry["query_aware"])]
         best = min(near, key=lambda point: point["ratio"], default=None)
-        share = f"{share_text(KEPT)} of the score above chance on average"
+        share = f"{share_text(_KEPT)} of the score above chance on average"
         said.append(
             f"; {mode}, {best['label']} is the smallest that keeps {share}" if best else f"; {mode}, none keeps {share}"
         )
     return "".join(said)
-
-
-KEPT = 0.95  # of the full cache's score above chance, which is looked for where every smaller cache loses
 
 
 def _called(panel: Panel) -> str:
@@ -171,8 +171,13 @@ def _called(panel: Panel) -> str:
     return f"{panel.name}{mode[panel.aware]}"
 
 
-def label(arm: Mapping[Panel, Row]) -> str:
-    """What the point is called."""
+def arm_key(arm: Mapping[Panel, Row]) -> Arm:
+    """What an arm has in common in all panels; a label may be another one in each."""
+    return arm_of(next(iter(arm.values())))
+
+
+def _label(arm: Mapping[Panel, Row]) -> str:
+    """What the first panel calls the point."""
     return str(next(iter(arm.values()))["label"])
 
 
@@ -191,10 +196,10 @@ def cells(found: Together) -> list[list[Cell]]:
     """For each point its cells; a panel that lacks the point has dashes."""
     return [
         [
-            Cell(None, label(arm)),
+            Cell(None, _label(arm)),
             _peak(arm),
             *(cell for panel in found.panels for cell in _cells(arm.get(panel))),
-            *(Cell(None, "●" if label(arm) in front else "") for front in found.fronts.values()),
+            *(Cell(None, "●" if arm_key(arm) in front else "") for front in found.fronts.values()),
         ]
         for arm in found.arms
     ]
@@ -208,14 +213,12 @@ def _cells(row: Row | None) -> list[Cell]:
         return [share, Cell(None, "base", verdict=True), Cell(math.nan, ""), Cell(None, "")]
     told = compared(row)
     value, _, within = difference(row).text.partition(" ")
-    known = math.isfinite(told.low) and math.isfinite(told.high)
-    return [share, Cell(None, judged(row), verdict=True), Cell(told.value, value), Cell(None, within if known else "")]
+    return [share, Cell(None, judged(row), verdict=True), Cell(told.value, value), Cell(None, within)]
 
 
 def _peak(arm: Mapping[Panel, Row]) -> Cell:
     """The largest share of the full cache's peak that the point takes anywhere."""
-    shares = [row.get("peak_ratio", math.nan) for row in arm.values()]
-    most = max((share for share in shares if math.isfinite(share)), default=math.nan)
+    most = largest_peak(arm.values())
     return Cell(most, f"{share_text(most)}{f' {ABOVE}' if most > 1 else ''}")
 
 
@@ -223,7 +226,7 @@ def printed(found: Together) -> list[dict[str, str]]:
     """The rows of a terminal's table: a column a panel, with bytes and verdict; intervals are in its own table."""
     return [
         {
-            "stack and point": label(arm),
+            "stack and point": _label(arm),
             **{_called(panel): _short(arm.get(panel)) for panel in found.panels},
             "peak": _peak(arm).text,
         }

@@ -69,7 +69,11 @@ def test_a_click_where_several_points_lie_lists_them(driver: Any) -> None:
     name = buttons[1].text.rsplit(": ", 1)[0]
     buttons[1].click()
     assert find(driver, "#detail h2").text == name and driver.find_elements("id", "pile") == []
+    value(driver, f"offer([...spots({PLOT}).values()][0].points.slice(0, 2), {{}}, {PLOT})")
     press(driver, Keys.ESCAPE)
+    assert driver.find_elements("id", "pile") == [] and find(driver, "#detail").is_displayed(), "one key closes one thing"
+    press(driver, Keys.ESCAPE)
+    assert not find(driver, "#detail").is_displayed()
     value(driver, f"Plotly.relayout({PLOT}, {{'xaxis.autorange': true}}).then(() => null)")
 
 
@@ -91,6 +95,8 @@ def test_a_limit_marks_the_best_point_that_fits_and_pales_the_others(driver: Any
     find(driver, "#limit").send_keys("30 %", Keys.ENTER)
     said = find(driver, "#best").text
     assert f"needle, query-agnostic: {known['label'][best]}, " in said
+    (mine,) = [words for words in said.split("; ") if "needle, query-agnostic: " in words]
+    assert ("of the full cache's peak" in mine) is (known["over"][best] > 0.3), "a share of the peak is of the full cache's own"
     after = strengths(driver)
     assert {i for i in ids if after[str(i)] < before[str(i)]} == set(ids) - set(fitting)
     assert any("best that fits" in box[0] for box in value(driver, BOXES))
@@ -180,6 +186,20 @@ def test_in_a_narrow_window_panels_stand_below_each_other_and_nothing_covers_a_t
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     wait(driver, f"{PLOT}._fullLayout.xaxis2.domain[0] > 0")
     assert value(driver, FOLDED) == before
+
+
+def test_titles_keep_the_colours_of_a_theme_that_was_changed_in_a_narrow_window(driver: Any) -> None:
+    narrow = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
+    wait(driver, f"{PLOT}._fullLayout.xaxis2.domain[0] === 0 && {PLOT}._fullLayout.width < 420")
+    find(driver, "#theme [value=dark]").click()
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    wait(driver, f"{PLOT}._fullLayout.xaxis2.domain[0] > 0")
+    colours = f"[...new Set({PLOT}._fullLayout.annotations.map(note => note.font.color))]"
+    assert value(driver, colours) == ["#e8eaed"]
+    find(driver, "#theme [value=auto]").click()
+    wait(driver, "!painted")
+    assert value(driver, colours) == ["#1b1f24"]
 
 
 def test_colours_stay_apart_in_the_dark(driver: Any) -> None:

@@ -81,7 +81,7 @@ def test_a_peak_above_the_full_cache_and_what_would_settle_it_are_said() -> None
     int4 = _run("int4", scores, 1 / 3, kv_bytes_peak_prefill=ROW * 1400, kv_bytes_peak=ROW * 400)
     found = findings(_run("full", scores, kv_bytes_peak=ROW * 1000) + int4).points
     assert headline(found).endswith(
-        "can be excluded; about 22 prompts would settle it; its prefill peaks at 140 % of the full cache's peak"
+        "can be excluded; about 22 prompts would settle it; it peaks at 140 % of the full cache's peak"
     )
 
 

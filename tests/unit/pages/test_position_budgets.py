@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from harness.pages.place_figures import ALL, budgets, kept_otherwise
+from harness.pages.place_figures import ALL, budgets, other_shares
 
 NONE = pd.DataFrame()
 ROWS = [  # stack, budget, unit, tokens kept of 100
@@ -37,4 +37,4 @@ def test_a_stack_shows_its_own_point_at_a_budget_and_else_its_nearest() -> None:
 
 
 def test_names_that_say_another_share_than_was_kept_are_found() -> None:
-    assert kept_otherwise(lines()) == ["h2o 0.25 13%", "h2o 0.5 25%", "snapkv 0.25 62%", "snapkv 0.5 75%"]
+    assert other_shares(lines()) == ["h2o 0.25 13%", "h2o 0.5 25%", "snapkv 0.25 62%", "snapkv 0.5 75%"]
