@@ -9,13 +9,12 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from harness.configure.arms import Arm
 from harness.engine.requests import Request, Result
@@ -24,6 +23,7 @@ from harness.evaluation.planned import Planned, Setup, arm_digest
 from harness.evaluation.record_fields import Fields
 from harness.evaluation.record_maker import NOTHING, RecordMaker
 from harness.files.digests import digest
+from harness.files.json_values import Config
 from harness.files.paths import MOST
 from harness.files.plain_files import say_once
 from harness.lm_eval.documents import Response, firsts, nothing, read, requests_of, responses
@@ -227,7 +227,7 @@ def _one_process() -> Iterator[None]:
             os.environ["DISABLE_MULTIPROC"] = before
 
 
-def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_places(config: Config) -> Config:
     """A task's configuration as it decides records: the same ones wherever the user's cache and lm-eval are installed."""
     metadata = {name: value for name, value in (config.get("metadata") or {}).items() if name not in PLACES}
     return {**config, "metadata": metadata}
