@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
 
 from torch import Tensor
 
-from harness.errors import require
-from harness.stages.apportion import apportion, filled
-from harness.stages.protocols import LayerBudget, LayerView, Needs
+from harness.stages.layers.beyond_protected import Weighted
+from harness.stages.protocols import LayerView, Needs
 from harness.stages.transfers import fetched
 
 TINY = 1e-6  # added to a range that is divided by, as in the authors' code
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionVariance(LayerBudget):
+class AttentionVariance(Weighted):
     """D2O's dynamic allocation (arXiv 2406.13035; kvpress: none), from the attention of the prompt.
 
     A token's sum is the attention that all queries of the prompt gave it. F_l is the variance of these sums over the tokens of
@@ -35,31 +33,12 @@ class AttentionVariance(LayerBudget):
     protected: as in Pyramid; 0 divides all of the budget, recent tokens included, as in the paper.
     """
 
-    spends_all: ClassVar[bool] = True
-
-    protected: int | None = None
-    phases: ClassVar[tuple[str, ...]] = ("prefill",)
-
-    def __post_init__(self) -> None:
-        ok = self.protected is None or (isinstance(self.protected, int) and self.protected >= 0)
-        require(ok, "keep.layers.protected", self.protected, "a number of tokens, 0 or more, or null for sinks + recent")
-
     @property
     def needs(self) -> Needs:
         return Needs(column_sums=True)
 
-    def beyond(self, protected: int) -> LayerBudget:
-        return self if self.protected is not None else replace(self, protected=protected)
-
-    def split(self, tokens: int, views: Sequence[LayerView]) -> list[int]:
-        protected = self.protected or 0
-        each = tokens - protected
-        if each < 1 or any(view.n <= tokens for view in views):
-            return [tokens] * len(views)
-        weights = [Fraction(math.exp(-spread(one))) for one in fetched([_variances(view) for view in views])]
-        room = [Fraction(view.n - protected) for view in views]
-        shares = filled(room, weights, Fraction(each * len(views)))
-        return [share + protected for share in apportion(shares, each * len(views))]
+    def weights(self, views: Sequence[LayerView]) -> list[Fraction]:
+        return [Fraction(math.exp(-spread(one))) for one in fetched([_variances(view) for view in views])]
 
 
 def spread(variances_H: Tensor) -> float:

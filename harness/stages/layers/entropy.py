@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from harness.errors import require
-from harness.stages.apportion import apportion, filled
-from harness.stages.protocols import LayerBudget, LayerView, Needs
+from harness.stages.layers.beyond_protected import Weighted
+from harness.stages.protocols import LayerView, Needs
 from harness.stages.transfers import fetched
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entropy(LayerBudget):
+class Entropy(Weighted):
     """Layers whose attention is spread over more tokens keep more tokens (kvpress: none).
 
     With B = tokens - protected, n layers and H_l the entropy in nats of the attention weights of the last `window` queries,
@@ -31,18 +30,13 @@ class Entropy(LayerBudget):
     protected: as in Pyramid. floor: share of B that every layer gets whatever its entropy.
     """
 
-    spends_all: ClassVar[bool] = True
-
     window: int = 32
-    protected: int | None = None
     floor: float = 0.2
-    phases: ClassVar[tuple[str, ...]] = ("prefill",)
 
     def __post_init__(self) -> None:
         ok = isinstance(self.window, int) and self.window > 0
         require(ok, "keep.layers.window", self.window, "a positive number of tokens")
-        ok = self.protected is None or (isinstance(self.protected, int) and self.protected >= 0)
-        require(ok, "keep.layers.protected", self.protected, "a number of tokens, 0 or more, or null for sinks + recent")
+        super().__post_init__()
         ok = isinstance(self.floor, (int, float)) and 0 <= self.floor <= 1
         require(ok, "keep.layers.floor", self.floor, "a fraction, from 0 to 1")
 
@@ -50,19 +44,12 @@ class Entropy(LayerBudget):
     def needs(self) -> Needs:
         return Needs(queries=self.window)
 
-    def beyond(self, protected: int) -> LayerBudget:
-        return self if self.protected is not None else replace(self, protected=protected)
+    @property
+    def least(self) -> Fraction:
+        return Fraction(str(self.floor))
 
-    def split(self, tokens: int, views: Sequence[LayerView]) -> list[int]:
-        protected = self.protected or 0
-        each = tokens - protected
-        if each < 1 or any(view.n <= tokens for view in views):
-            return [tokens] * len(views)
-        weights = [Fraction(float(one.double().mean())) for one in fetched([self._entropies(view) for view in views])]
-        own = Fraction(str(self.floor)) * each
-        room = [Fraction(view.n - protected) for view in views]
-        extra = filled([r - own for r in room], weights, (each - own) * len(views))
-        return [share + protected for share in apportion([own + x for x in extra], len(views) * each)]
+    def weights(self, views: Sequence[LayerView]) -> list[Fraction]:
+        return [Fraction(float(one.double().mean())) for one in fetched([self._entropies(view) for view in views])]
 
     def _entropies(self, view: LayerView) -> Tensor:
         """In nats, of every KV head and query, [H, W] fp32; their mean is the host's work: not every device has float64."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
 from harness.errors import require
 from harness.stages.apportion import apportion
-from harness.stages.protocols import LayerBudget, LayerView
+from harness.stages.layers.beyond_protected import BeyondProtected
+from harness.stages.protocols import LayerView
 
 ROUNDINGS = ("exact", "floor")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pyramid(LayerBudget):
+class Pyramid(BeyondProtected):
     """PyramidKV (arXiv 2406.02069; kvpress: PyramidKVPress).
 
     With T context tokens, B = tokens - protected, n layers: least = B // beta, most = 2 B - least, and
@@ -31,17 +32,12 @@ class Pyramid(LayerBudget):
     by_shape: ClassVar[bool] = True
 
     beta: int = 20
-    protected: int | None = None
     rounding: str = "exact"
 
     def __post_init__(self) -> None:
         require(isinstance(self.beta, int) and self.beta > 1, "keep.layers.beta", self.beta, "a whole number above 1")
-        ok = self.protected is None or (isinstance(self.protected, int) and self.protected >= 0)
-        require(ok, "keep.layers.protected", self.protected, "a number of tokens, 0 or more, or null for sinks + recent")
+        super().__post_init__()
         require(self.rounding in ROUNDINGS, "keep.layers.rounding", self.rounding, f"allowed are {', '.join(ROUNDINGS)}")
-
-    def beyond(self, protected: int) -> LayerBudget:
-        return self if self.protected is not None else replace(self, protected=protected)
 
     def split(self, tokens: int, views: Sequence[LayerView]) -> list[int]:
         protected = self.protected or 0
