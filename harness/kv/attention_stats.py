@@ -5,14 +5,19 @@ In query blocks, so that no N x N matrix is ever held: memory is one block of sc
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from harness.kv.onednn import has_linear, linear
 from harness.stages.protocols import Rope
 from harness.stages.softmax import PLAIN, Softmax
 
-BLOCK_ELEMENTS = 1 << 20  # scores in one block (4 MiB of fp32): large enough for a fast matmul, small enough for a CPU's cache
-LARGE_BLOCK = 1 << 26  # the same of an accelerator (256 MiB), which has no such cache and is slow with many small kernels
+BLOCK_ELEMENTS = 1 << 20  # scores in one block (4 MiB of fp32), small enough for a CPU's cache
+BLOCK_QUERIES = 64  # at most in one block: enough for a fast product, and few of its scores lie behind a query's own token
+OWN_PRODUCT = 1 << 16  # scores of a head from which a product of its own is worth its call
+LARGE_BLOCK = 1 << 26  # scores in a block of an accelerator (256 MiB), which has no such cache and is slow with small kernels
 
 
 def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float, softmax: Softmax = PLAIN, pos_HN: Tensor | None = None) -> Tensor:
@@ -22,29 +27,46 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float, softmax: Softmax =
     pos_HN: positions of the tokens, for a softmax that looks at them.
     """
     (n_q, n_new, d), (h, n, _) = q_QLD.shape, k_HND.shape
-    group, past = n_q // h, n - n_new
-    q_HLGD = (q_QLD.float() * scaling).reshape(h, group, n_new, d).transpose(1, 2)
-    k_HDN = k_HND.float().transpose(1, 2)
+    group, past, k_HND = n_q // h, n - n_new, k_HND.float().contiguous()
+    if h > 1 and softmax.plain and group * n_new * n >= OWN_PRODUCT and has_linear(k_HND):
+        heads = zip(q_QLD.split(group), k_HND.split(1), strict=True)
+        return torch.cat([column_sums(q, k, scaling) for q, k in heads])
+    factor = scaling / math.log(2) if softmax.plain else scaling
+    q_HLGD = (q_QLD.float() * factor).reshape(h, group, n_new, d).transpose(1, 2)
     sums_HN = torch.zeros(h, n, device=k_HND.device)
-    most = BLOCK_ELEMENTS if k_HND.device.type == "cpu" else LARGE_BLOCK
-    block = min(max(1, most // (h * group * n)), n_new)
-    scores, weights = (k_HDN.new_empty(h * block * group * n) for _ in range(2))  # one memory for all blocks
+    here = k_HND.device.type == "cpu"
+    block = min(max(1, (BLOCK_ELEMENTS if here else LARGE_BLOCK) // (h * group * n)), BLOCK_QUERIES if here else n_new)
     for start in range(0, n_new, block):
-        stop = min(start + block, n_new)
-        r, seen = stop - start, past + stop
-        s_HMN, w_HMN = (x[: h * r * group * seen].view(h, r * group, seen) for x in (scores, weights))
-        torch.bmm(q_HLGD[:, start:stop].reshape(h, r * group, d), k_HDN[:, :, :seen], out=s_HMN)
-        s_HRGN = s_HMN.view(h, r, group, seen)
-        if not softmax.plain:
-            pos = None if pos_HN is None else pos_HN[:, :seen]
-            hidden = _hidden(softmax, pos, range(past + start, seen), k_HND.device)
-            sums_HN[:, :seen] += softmax.weights(s_HRGN.transpose(1, 2), pos, hidden).sum((1, 2))
-            continue
-        if r > 1:
-            hidden_R1R = torch.ones(r, r, dtype=torch.bool, device=k_HND.device).triu(1)[:, None]
-            s_HRGN[..., past + start :].masked_fill_(hidden_R1R, float("-inf"))
-        sums_HN[:, :seen] += torch.softmax(s_HMN, -1, out=w_HMN).sum(1)
+        q_HMD = q_HLGD[:, start : start + block].flatten(1, 2)
+        queries = range(past + start, min(past + start + block, n))
+        s_HMN = _products(q_HMD, k_HND[:, : queries.stop])
+        if softmax.plain:
+            sums_HN[:, : queries.stop] += _plain_sums(s_HMN, queries)
+        else:
+            pos = None if pos_HN is None else pos_HN[:, : queries.stop]
+            hidden = _hidden(softmax, pos, queries, k_HND.device)
+            s_HGRN = s_HMN.view(h, len(queries), group, -1).transpose(1, 2)
+            sums_HN[:, : queries.stop] += softmax.weights(s_HGRN, pos, hidden).sum((1, 2))
     return sums_HN / group
+
+
+def _products(q_HMD: Tensor, k_HND: Tensor) -> Tensor:
+    """q.k of every head, [H, M, N]."""
+    return linear(q_HMD[0], k_HND[0])[None] if len(k_HND) == 1 and has_linear(k_HND) else torch.bmm(q_HMD, k_HND.mT)
+
+
+def _plain_sums(s_HMN: Tensor, queries: range) -> Tensor:
+    """Sums [H, N] of the weights of scores, which are overwritten: of every query in turn those of its group.
+
+    Scores are in base two, whose powers are several times as fast as those of e. Each query's sum divides its weights in the
+    product that adds them up.
+    """
+    r = len(queries)
+    if r > 1:
+        hidden_R1R = torch.ones(r, r, dtype=torch.bool, device=s_HMN.device).triu(1)[:, None]
+        s_HMN.unflatten(1, (r, -1))[..., queries.start :].masked_fill_(hidden_R1R, float("-inf"))
+    s_HMN.sub_(s_HMN.amax(-1, keepdim=True)).exp2_()
+    return torch.bmm(s_HMN.sum(-1).reciprocal_()[:, None], s_HMN)[:, 0]
 
 
 def _hidden(softmax: Softmax, pos_HN: Tensor | None, queries: range, device: torch.device) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from harness.kv.onednn import has_linear, linear
+
 MOST = 2 << 30  # bytes of the weights of a model that is copied; of a larger one the memory counts more than the time
 
 
@@ -20,8 +22,7 @@ class Packed:
 
     def __call__(self, x_RD: Tensor) -> Tensor:
         """The product of x [R, in] and the weight, [R, out]."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x_RD, self.weight, self.bias, "none", [], "")
-        return out
+        return linear(x_RD, self.weight, self.bias)
 
 
 def packed(layers: Sequence[torch.nn.Module], rows: int) -> list[Packed | None]:
@@ -49,7 +50,4 @@ def _bias(layer: torch.nn.Module) -> Tensor | None:
 
 def _possible(layer: torch.nn.Module, weight: Tensor) -> bool:
     """Whether oneDNN has this layer's product: subclasses may do something else."""
-    plain = type(layer) in (torch.nn.Linear, Conv1D) and weight.device.type == "cpu" and weight.dtype == torch.float32
-    here = bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[attr-defined, no-untyped-call]
-    named = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
-    return plain and here and named
+    return type(layer) in (torch.nn.Linear, Conv1D) and has_linear(weight)
