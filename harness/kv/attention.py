@@ -89,23 +89,27 @@ def _attend_rows(call: Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Ten
 
 def _attend_heads(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same for one part, q [R, Q', L, D], k and v [R, H', L, D]."""
-    q, k = beside_flat(call.run, call.layer, part.rows, part.slots, q, k)
+    if part.slots and part.slots[0].head_group.folded:
+        q, k = beside_flat(call.run, call.layer, part.rows, q, k)
     k, v = read(call, part, q.dtype, k, v)
     if part.softmax.positional:
         part.pos_RHN = positions(call, part, k)
-    calls = call.run.calls(part.rows)
-    outs = [_output(call, part, at, q[at], k[at], v[at]) for at in calls]
-    if call.records(part.rows):
+    if call.run.by_row and len(part.rows) > 1:
+        rows = ((one, slice(i, i + 1)) for i, one in enumerate(part.apart()))
+        out = torch.cat([_output(call, one, q[at], k[at], v[at]) for one, at in rows])
+    else:
+        out = _output(call, part, q, k, v)
+    if call.run.asking and call.records(part.rows):
         record(call, part, q, k)
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out
 
 
-def _output(call: Call, part: Part, at: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Output [R', L, Q', D] of some of the part's rows, in one call."""
+def _output(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Output [R, L, Q', D] of the part's rows, in one call."""
     if part.softmax.plain:
-        return _sdpa(call, part.rows[at], q, k, v)
-    pos_RHN = None if part.pos_RHN is None else part.pos_RHN[at]
-    return softmax_attention(q, k, v, call.scaling, part.softmax, Seen(k.shape[2] - q.shape[2], call.shape.window, pos_RHN))
+        return _sdpa(call, part.rows, q, k, v)
+    seen = Seen(k.shape[2] - q.shape[2], call.shape.window, part.pos_RHN)
+    return softmax_attention(q, k, v, call.scaling, part.softmax, seen)
 
 
 def _sdpa(call: Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:

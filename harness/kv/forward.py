@@ -52,7 +52,8 @@ class Forward:
     outputs: dict[int, Tensor] | None = None  # its output, where rows of other forwards are compared with it
     errors: dict[int, Tensor] = field(default_factory=dict)  # [B, 2]: |out - ref|^2, |ref|^2
     new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    both: dict[int, Tensor] = field(default_factory=dict)  # the same pairs as one tensor [2, ...], where they are one
+    # The same for views, by group and layer: one tensor [2, B, H, L, D]; if keys and values differ in width two [1, ...]:
+    fresh: dict[int, list[tuple[Tensor, ...]]] = field(default_factory=dict)
     stats: dict[int, list[Stats]] = field(default_factory=dict)
     states: Sequence[States] = ()
     latents: Sequence[Latent | None] = ()  # of each layer, how what it stores becomes keys and values; None: it is them
@@ -139,15 +140,14 @@ class Forward:
             return key, value
         group = self.places[layer][0]
         if group not in self.new:
-            b, *rest = key.shape
-            size = (b, len(self.groups[group]), *rest[:-1])
+            size = (len(key), len(self.groups[group]), *key.shape[1:-1])
             if self.teams is not None and key.shape == value.shape:  # views take both in one go
-                self.both[group] = torch.empty(2, *size, key.shape[-1], dtype=self.kv_dtype, device=key.device)
-                self.new[group] = (self.both[group][0], self.both[group][1])
+                both = [torch.empty(2, *size, key.shape[-1], dtype=self.kv_dtype, device=key.device)]
             else:
-                both = (torch.empty(*size, x.shape[-1], dtype=self.kv_dtype, device=x.device) for x in (key, value))
-                self.new[group] = (next(both), next(both))
-            k, v = self.new[group]
+                both = [torch.empty(1, *size, x.shape[-1], dtype=self.kv_dtype, device=x.device) for x in (key, value)]
+            k, v = self.new[group] = both[0][0], both[-1][-1]
+            if self.teams is not None:
+                self.fresh[group] = list(zip(*(x.unbind(2) for x in both), strict=True))
             self.parts[group] = list(zip(k.unbind(1), v.unbind(1), strict=True))
         k, v = self.kept_new(layer)
         k.copy_(key)
