@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from harness.engine.tiles import TILE, in_tiles, prepare, tiles
 from harness.errors import UserError
+from harness.kv.attending.seat import Seat
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
 from harness.kv.compat import forward, layer_devices, shape_of
@@ -63,7 +64,7 @@ class PreparedModel:
         self.device = input_device(model)  # of token ids
         self.devices = tuple(dict.fromkeys((self.device, *places)))
         ropes, moves = ropes_of(model, n)
-        self.latents = latents_of(model, self.shape)
+        self.latents, self.seats = latents_of(model, self.shape), dict[torch.nn.Module, Seat]()
         ropes, odd = checked_ropes(
             model,
             self.shape,
@@ -197,6 +198,7 @@ class PreparedModel:
             teams=None if batch is None else batch.teams,
             reference=reference,
             latents=self.latents,
+            seats=self.seats,
         )
 
     def around(

@@ -20,7 +20,6 @@ from harness.kv.attending.stored import positions, read
 from harness.kv.attention_stats import distances
 from harness.kv.families.chunk_masks import in_chunks
 from harness.kv.families.softmax_attention import Seen, softmax_attention
-from harness.kv.families.temperature import temperature_of
 from harness.kv.forward import CURRENT
 from harness.kv.shared.flat_queries import beside_flat
 from harness.kv.teams import Team, in_order
@@ -42,20 +41,20 @@ def attend(
 
     Returns [B, L, Q, D]. Outputs of padding (tokens beyond a row's own length) are zero.
     """
-    run, number = CURRENT.get(), honoured.layer_of(module)
-    layer, reads = run.enter(number)
-    shape, latent = run.shape.layers[layer], run.latent(layer)
-    honoured.check(module, shape, key, value, attention_mask, kwargs)
+    run = CURRENT.get()
+    seat = run.enter(module)
+    layer, latent = seat.layer, seat.latent
+    honoured.check(module, seat.shape, key, value, attention_mask, kwargs)
     softmax, kwargs = honoured.softmax_of(kwargs)
-    if (temperature := temperature_of(module)) is not None:
-        query = temperature.of(query, [run.start(row) for row in range(len(run.lengths))])
+    if seat.temperature is not None:
+        query = seat.temperature.of(query, [run.start(row) for row in range(len(run.lengths))])
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    call = Call(module, run, layer, shape, scaling, softmax, kwargs, query, reads, latent)
+    call = Call(module, run, layer, seat.shape, scaling, softmax, kwargs, query, seat.reads, latent)
     if latent is not None:
         # Keys and values of new tokens, as the layer itself expanded them: right unless what is stored was rounded.
         call.given = (key, value) if key.dtype == run.kv_dtype else None
         key, value = latent.parts(key, run.entering.pop(layer))
-    key, value = run.kept_new(layer) if reads else run.keep_new(layer, key, value)
+    key, value = run.kept_new(layer) if seat.reads else run.keep_new(layer, key, value)
     teams = run.alike(layer)
     if len(teams) == 1:  # all rows, of one length
         out = _attend_rows(call, teams[0], query, key, value)
@@ -64,11 +63,11 @@ def attend(
         outs = [_attend_rows(call, team, *(run.pick(x, rows, n) for x in (query, key, value))) for rows, n, team in every]
         out = in_order(teams, outs, query.shape[2])
     if run.outputs is not None:
-        run.outputs[number] = out
+        run.outputs[seat.number] = out
     if run.against is not None:
-        run.errors[number] = distances(out, run.against[number])
+        run.errors[seat.number] = distances(out, run.against[seat.number])
     elif run.reference is not None:
-        run.errors[number] = distances(out, out[numbers(tuple(run.reference), out.device)])
+        run.errors[seat.number] = distances(out, out[numbers(tuple(run.reference), out.device)])
     return out, None
 
 
