@@ -13,16 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.engine.answers import Answer, Ask, Prefix, Scored, Step, inputs
-from harness.engine.logits import padded, scored, sound
+from harness.engine.logits import likeliest, padded, scored
 from harness.engine.prepared_model import PreparedModel
-from harness.engine.tiles import tiles
 from harness.kv.batch_views import Batch, settled
 from harness.kv.compat import forward
-from harness.kv.families.position_tables import placed
 from harness.kv.families.states import fed_together
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.memory import Budget
-from harness.kv.positions import held
 from harness.kv.sequence_cache import SequenceCache
 from harness.models.company import same_in_company
 from harness.stages.protocols import Needs
@@ -143,7 +140,7 @@ class Engine(PreparedModel):
             before = [caches[i] for i in live]
             grown, run, logits = self._forward(before, [feed[i] for i in live], batch=batch)
             after = settled(grown, run, before, batch)
-            tokens: list[int] = torch.where(sound(logits), logits.argmax(-1), -1).tolist()
+            tokens: list[int] = likeliest(logits).tolist()
             for b, (i, token) in enumerate(zip(live, tokens, strict=True)):
                 peak[i] = max(peak[i], grown[b].bytes().total)  # a store may shrink while it grows: watched, not assumed
                 reasons[i] = self._take(asks[i], out[i], token) if token >= 0 else "unsound"
@@ -235,8 +232,7 @@ class Engine(PreparedModel):
         try:
             cache = self.entrance.open([cache.states for cache in caches])
             wanted = slice(None) if every else last
-            angles, rows = held(self.rotary, [cache.length for cache in caches]), placed(self.placed_table, positions_BL)
-            with angles, rows, tiles(invariant):
+            with self.around(caches, positions_BL, invariant=invariant):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)

@@ -25,6 +25,12 @@ def sound(logits: Tensor) -> Tensor:
     return most.isfinite()
 
 
+def likeliest(logits: Tensor) -> Tensor:
+    """The first most likely token of each of logits [..., V], int64; -1 where they are not `sound`."""
+    most, token = logits.max(-1)
+    return torch.where(most.isfinite(), token, -1)
+
+
 @dataclass(frozen=True)
 class Marks:
     """Of consecutive tokens: log-probability, whether it was the most likely one, whether its logits were a distribution."""

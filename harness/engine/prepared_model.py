@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.engine.tiles import TILE, in_tiles, prepare
+from harness.engine.tiles import TILE, in_tiles, prepare, tiles
 from harness.errors import UserError
+from harness.kv.attending.seat import Seat
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
 from harness.kv.compat import forward, layer_devices, shape_of
 from harness.kv.families.latent_entry import latents_of
 from harness.kv.families.own_attention import adapt
-from harness.kv.families.position_tables import position_table
+from harness.kv.families.position_tables import placed, position_table
 from harness.kv.families.states import Entrance
 from harness.kv.forward import CURRENT, Forward
 from harness.kv.honoured import no_gradients, no_moments, unsupported
 from harness.kv.memory import Budget, solve_budget
-from harness.kv.positions import learned_positions, moving_rotary
+from harness.kv.positions import held, learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
@@ -29,6 +32,8 @@ from harness.models import activations, expert_tiles
 from harness.models.placement import clock, input_device
 from harness.stages.protocols import Needs
 from harness.stages.stack import Stack
+
+AS_IT_IS = nullcontext()
 
 
 class PreparedModel:
@@ -59,7 +64,7 @@ class PreparedModel:
         self.device = input_device(model)  # of token ids
         self.devices = tuple(dict.fromkeys((self.device, *places)))
         ropes, moves = ropes_of(model, n)
-        self.latents = latents_of(model, self.shape)
+        self.latents, self.seats = latents_of(model, self.shape), dict[torch.nn.Module, Seat]()
         ropes, odd = checked_ropes(
             model,
             self.shape,
@@ -193,4 +198,17 @@ class PreparedModel:
             teams=None if batch is None else batch.teams,
             reference=reference,
             latents=self.latents,
+            seats=self.seats,
         )
+
+    def around(
+        self, caches: Sequence[SequenceCache], positions_BL: Tensor, *, invariant: bool
+    ) -> AbstractContextManager[object]:
+        """What must hold while the model runs: each sequence's own rotation and rows of a position table, products in tiles."""
+        if self.rotary is None and self.placed_table is None and not invariant:
+            return AS_IT_IS
+        with ExitStack() as stack:
+            stack.enter_context(held(self.rotary, [cache.length for cache in caches]))
+            stack.enter_context(placed(self.placed_table, positions_BL))
+            stack.enter_context(tiles(invariant))
+            return stack.pop_all()

@@ -20,7 +20,6 @@ from harness.kv.attending.stored import positions, read
 from harness.kv.attention_stats import distances
 from harness.kv.families.chunk_masks import in_chunks
 from harness.kv.families.softmax_attention import Seen, softmax_attention
-from harness.kv.families.temperature import temperature_of
 from harness.kv.forward import CURRENT
 from harness.kv.shared.flat_queries import beside_flat
 from harness.kv.teams import Team, in_order
@@ -42,20 +41,20 @@ def attend(
 
     Returns [B, L, Q, D]. Outputs of padding (tokens beyond a row's own length) are zero.
     """
-    run, number = CURRENT.get(), honoured.layer_of(module)
-    layer, reads = run.enter(number)
-    shape, latent = run.shape.layers[layer], run.latent(layer)
-    honoured.check(module, shape, key, value, attention_mask, kwargs)
+    run = CURRENT.get()
+    seat = run.enter(module)
+    layer, latent = seat.layer, seat.latent
+    honoured.check(module, seat.shape, key, value, attention_mask, kwargs)
     softmax, kwargs = honoured.softmax_of(kwargs)
-    if (temperature := temperature_of(module)) is not None:
-        query = temperature.of(query, [run.start(row) for row in range(len(run.lengths))])
+    if seat.temperature is not None:
+        query = seat.temperature.of(query, [run.start(row) for row in range(len(run.lengths))])
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    call = Call(module, run, layer, shape, scaling, softmax, kwargs, query, reads, latent)
+    call = Call(module, run, layer, seat.shape, scaling, softmax, kwargs, query, seat.reads, latent)
     if latent is not None:
         # Keys and values of new tokens, as the layer itself expanded them: right unless what is stored was rounded.
         call.given = (key, value) if key.dtype == run.kv_dtype else None
         key, value = latent.parts(key, run.entering.pop(layer))
-    key, value = run.kept_new(layer) if reads else run.keep_new(layer, key, value)
+    key, value = run.kept_new(layer) if seat.reads else run.keep_new(layer, key, value)
     teams = run.alike(layer)
     if len(teams) == 1:  # all rows, of one length
         out = _attend_rows(call, teams[0], query, key, value)
@@ -64,11 +63,11 @@ def attend(
         outs = [_attend_rows(call, team, *(run.pick(x, rows, n) for x in (query, key, value))) for rows, n, team in every]
         out = in_order(teams, outs, query.shape[2])
     if run.outputs is not None:
-        run.outputs[number] = out
+        run.outputs[seat.number] = out
     if run.against is not None:
-        run.errors[number] = distances(out, run.against[number])
+        run.errors[seat.number] = distances(out, run.against[seat.number])
     elif run.reference is not None:
-        run.errors[number] = distances(out, out[numbers(tuple(run.reference), out.device)])
+        run.errors[seat.number] = distances(out, out[numbers(tuple(run.reference), out.device)])
     return out, None
 
 
@@ -89,23 +88,27 @@ def _attend_rows(call: Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Ten
 
 def _attend_heads(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same for one part, q [R, Q', L, D], k and v [R, H', L, D]."""
-    q, k = beside_flat(call.run, call.layer, part.rows, part.slots, q, k)
+    if part.slots and part.slots[0].head_group.folded:
+        q, k = beside_flat(call.run, call.layer, part.rows, q, k)
     k, v = read(call, part, q.dtype, k, v)
     if part.softmax.positional:
         part.pos_RHN = positions(call, part, k)
-    calls = call.run.calls(part.rows)
-    outs = [_output(call, part, at, q[at], k[at], v[at]) for at in calls]
-    if call.records(part.rows):
+    if call.run.by_row and len(part.rows) > 1:
+        rows = ((one, slice(i, i + 1)) for i, one in enumerate(part.apart()))
+        out = torch.cat([_output(call, one, q[at], k[at], v[at]) for one, at in rows])
+    else:
+        out = _output(call, part, q, k, v)
+    if call.run.asking and call.records(part.rows):
         record(call, part, q, k)
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out
 
 
-def _output(call: Call, part: Part, at: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Output [R', L, Q', D] of some of the part's rows, in one call."""
+def _output(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Output [R, L, Q', D] of the part's rows, in one call."""
     if part.softmax.plain:
-        return _sdpa(call, part.rows[at], q, k, v)
-    pos_RHN = None if part.pos_RHN is None else part.pos_RHN[at]
-    return softmax_attention(q, k, v, call.scaling, part.softmax, Seen(k.shape[2] - q.shape[2], call.shape.window, pos_RHN))
+        return _sdpa(call, part.rows, q, k, v)
+    seen = Seen(k.shape[2] - q.shape[2], call.shape.window, part.pos_RHN)
+    return softmax_attention(q, k, v, call.scaling, part.softmax, seen)
 
 
 def _sdpa(call: Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -43,6 +43,9 @@ class Batch:
         for team in self.teams:
             if team.views is None:
                 continue
+            if len(team.members) == 1:  # nothing to be alike to
+                teams += [team] if team.members[0] in going else []
+                continue
             alike: dict[object, list[int]] = {}
             for i in team.members:
                 if i in going:

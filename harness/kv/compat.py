@@ -176,7 +176,7 @@ class EntryCache(Cache):  # type: ignore[misc]  # transformers has no types we c
 
 
 @lru_cache
-def _cache_name(forward_of_class: Callable[..., Any]) -> str:
+def cache_name(forward_of_class: Callable[..., Any]) -> str:
     """What the forward of a model's class calls the cache that it takes."""
     return "cache" if "cache" in inspect.signature(forward_of_class).parameters else "past_key_values"
 
@@ -192,6 +192,6 @@ def forward(
     wanted: object = list(range(ids_BL.shape[1])) if isinstance(logits, slice) else [int(i) for i in logits]
     if ids_BL.shape[1] == 1:
         wanted = 1  # all that there is, without an index
-    kwargs: dict[str, Any] = {_cache_name(type(model).forward): cache, "use_cache": True, "logits_to_keep": wanted}
+    kwargs: dict[str, Any] = {cache_name(type(model).forward): cache, "use_cache": True, "logits_to_keep": wanted}
     out: Tensor = model(input_ids=ids_BL, position_ids=positions_BL, **kwargs).logits
     return out

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.attending.seat import Seat, seat_of
 from harness.kv.families.latent import Latent
 from harness.kv.families.states import States
 from harness.kv.head_group import Slot
@@ -52,10 +53,12 @@ class Forward:
     outputs: dict[int, Tensor] | None = None  # its output, where rows of other forwards are compared with it
     errors: dict[int, Tensor] = field(default_factory=dict)  # [B, 2]: |out - ref|^2, |ref|^2
     new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    both: dict[int, Tensor] = field(default_factory=dict)  # the same pairs as one tensor [2, ...], where they are one
+    # The same for views, by group and layer: one tensor [2, B, H, L, D]; if keys and values differ in width two [1, ...]:
+    fresh: dict[int, list[tuple[Tensor, ...]]] = field(default_factory=dict)
     stats: dict[int, list[Stats]] = field(default_factory=dict)
     states: Sequence[States] = ()
     latents: Sequence[Latent | None] = ()  # of each layer, how what it stores becomes keys and values; None: it is them
+    seats: dict[torch.nn.Module, Seat] = field(default_factory=dict)  # of the model's attention modules, as they are met
     entering: dict[int, Tensor] = field(default_factory=dict)  # of a layer, the new tokens' latents [B, ..., L, C], as met
     leaves: dict[int, tuple[Tensor, Tensor]] | None = None  # where gradients are asked for: keys and values as attended to
     masks: dict[tuple[int, int, int | None, torch.device], Tensor] = field(default_factory=dict)
@@ -72,22 +75,20 @@ class Forward:
         self.turns = any(self.unrotated or ())
         self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
 
-    def enter(self, number: int) -> tuple[int, bool]:
-        """(the layer in whose store the model's layer with this number attends, whether it only reads that store).
+    def enter(self, module: torch.nn.Module) -> Seat:
+        """The seat of a module that attends now.
 
-        UserError if it has none, if no layer has filled it yet, or if the layer attends a second time.
+        UserError if it has none, if no layer has filled the store that it reads, or if it attends a second time.
         """
-        layer, reads = self.shape.places.get(number), False
-        if layer is None:
-            layer, reads = self.shape.owners.get(number), True
-        if layer is None:
-            raise unsupported(f"its layer {number} attends, and has no place in its cache")
-        if number in self.attended:
-            raise unsupported(f"its layer {number} attends twice in one forward")
-        if reads and layer not in self.stats:
-            raise unsupported(f"its layer {number} reads a store that no layer has filled yet")
-        self.attended.add(number)
-        return layer, reads
+        seat = self.seats.get(module)
+        if seat is None:
+            seat = self.seats[module] = seat_of(module, self.shape, self.latents)
+        if seat.number in self.attended:
+            raise unsupported(f"its layer {seat.number} attends twice in one forward")
+        if seat.reads and seat.layer not in self.stats:
+            raise unsupported(f"its layer {seat.number} reads a store that no layer has filled yet")
+        self.attended.add(seat.number)
+        return seat
 
     def part(self, rows: Sequence[int], outputs: Mapping[int, Mapping[int, Tensor]]) -> Forward:
         """The same for some rows only, in rising order; nothing is recorded yet.
@@ -117,6 +118,7 @@ class Forward:
             against=outputs[references[0]] if references is not None and apart else None,
             outputs={} if references == list(rows) and len(rows) == 1 else None,
             latents=self.latents,
+            seats=self.seats,
         )
 
     def join(self, rows: Sequence[int], part: Forward) -> None:
@@ -137,19 +139,18 @@ class Forward:
         if self.leaves is not None:  # nothing is kept: gradients are asked for, and buffers would be written to beneath them
             self.leaves[layer] = key, value = _differentiable(key, self.kv_dtype), _differentiable(value, self.kv_dtype)
             return key, value
-        group = self.places[layer][0]
+        group, at = self.places[layer]
         if group not in self.new:
-            b, *rest = key.shape
-            size = (b, len(self.groups[group]), *rest[:-1])
+            size = (len(key), len(self.groups[group]), *key.shape[1:-1])
             if self.teams is not None and key.shape == value.shape:  # views take both in one go
-                self.both[group] = torch.empty(2, *size, key.shape[-1], dtype=self.kv_dtype, device=key.device)
-                self.new[group] = (self.both[group][0], self.both[group][1])
+                both = [torch.empty(2, *size, key.shape[-1], dtype=self.kv_dtype, device=key.device)]
             else:
-                both = (torch.empty(*size, x.shape[-1], dtype=self.kv_dtype, device=x.device) for x in (key, value))
-                self.new[group] = (next(both), next(both))
-            k, v = self.new[group]
+                both = [torch.empty(1, *size, x.shape[-1], dtype=self.kv_dtype, device=x.device) for x in (key, value)]
+            k, v = self.new[group] = both[0][0], both[-1][-1]
+            if self.teams is not None:
+                self.fresh[group] = list(zip(*(x.unbind(2) for x in both), strict=True))
             self.parts[group] = list(zip(k.unbind(1), v.unbind(1), strict=True))
-        k, v = self.kept_new(layer)
+        k, v = self.parts[group][at]
         k.copy_(key)
         v.copy_(value)
         self.dtype = key.dtype
@@ -160,13 +161,9 @@ class Forward:
         group, at = self.places[layer]
         return self.parts[group][at]
 
-    def latent(self, layer: int) -> Latent | None:
-        """How what a layer stores becomes keys and values; None if it stores them."""
-        return self.latents[layer] if self.latents else None
-
     def query_rope(self, layer: int) -> Rope | None:
         """The rotation of a layer's queries; None if there is none, or none that can be undone."""
-        rope, latent = self.ropes[layer] if self.ropes else None, self.latent(layer)
+        rope, latent = self.ropes[layer] if self.ropes else None, self.latents[layer] if self.latents else None
         return rope if rope is None or latent is None else latent.rope(rope)
 
     def rows(self, group: int, row: int) -> tuple[Tensor, Tensor]:

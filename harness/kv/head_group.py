@@ -58,7 +58,7 @@ class HeadGroup:
     def by_layer(self) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
         """Keys and values of each layer of a plain group as they lie in their chunks, views [1, H, n, D]."""
         layers = len(self.heads.layers)
-        sides = ([chunk.payload["tokens"][None].chunk(layers, 1) for chunk in x.chunks] for x in (self.keys, self.values))
+        sides = ([chunk.tokens_by_layer(layers) for chunk in x.chunks] for x in (self.keys, self.values))
         keys, values = (zip(*side, strict=True) for side in sides)
         return list(zip(keys, values, strict=True))
 

@@ -33,11 +33,11 @@ def measure(tensors: Iterable[tuple[str, Tensor]]) -> Bytes:
     allocated: dict[str, int] = {}
     storages: set[int] = set()
     for kind, tensor in tensors:
-        logical[kind] = logical.get(kind, 0) + tensor.numel() * tensor.element_size()
+        logical[kind] = logical.get(kind, 0) + tensor.nbytes
         storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in storages:
-            storages.add(storage.data_ptr())
-            allocated[kind] = allocated.get(kind, 0) + storage.nbytes()
+        if (size := storage.nbytes()) and (at := storage.data_ptr()) not in storages:
+            storages.add(at)
+            allocated[kind] = allocated.get(kind, 0) + size
     return Bytes(logical, allocated)
 
 

@@ -104,9 +104,10 @@ class SequenceCache:
 
         member: which sequence of the batch this is, here and in the methods below.
         """
-        ropes = [self._unrotates(layers[0]) for layers in run.groups]
-        fresh = [new_tokens(run, g, member, self.seen, rope) for g, rope in enumerate(ropes)]
-        new = [self.layout.entering(run.groups[g], one, self.ropes) for g, one in enumerate(fresh)]
+        new = []
+        for g, layers in enumerate(run.groups):
+            fresh = new_tokens(run, g, member, self.seen, self._unrotates(layers[0]))
+            new.append(self.layout.entering(layers, fresh, self.ropes))
         groups: list[HeadGroup] = []
         for group in self.head_groups:
             layers, kv = new[run.places[group.heads.layers[0]][0]]

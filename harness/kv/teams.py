@@ -25,6 +25,13 @@ class Views:
     layers: tuple[int, ...]
     stored: list[Tensor]
     spare: Tensor | None
+    _cut: Sequence[tuple[Tensor, ...]] = ()
+
+    def layer(self, at: int) -> tuple[Tensor, ...]:
+        """The same tensors for one of its layers, [2 or 1, R, H, room, D]."""
+        if not self._cut:
+            self._cut = list(zip(*(x.unbind(1) for x in self.stored), strict=True))
+        return self._cut[at]
 
     @property
     def both(self) -> list[Tensor]:
@@ -39,6 +46,7 @@ class Views:
     def grow(self, room: int) -> None:
         """Make room for so many tokens."""
         if room > self.room:
+            self._cut = ()
             self.stored = [torch.nn.functional.pad(x, (0, 0, 0, room + ROOM - self.room)) for x in self.stored]
 
     def of_rows(self, rows: list[int]) -> Views:
@@ -48,6 +56,7 @@ class Views:
 
     def keep(self, index_YRHN: Tensor, room: int) -> None:
         """Copy the tokens index_YRHN of every layer, row and head to the front, with `room` free places behind them."""
+        self._cut = ()
         index = torch.nn.functional.pad(index_YRHN, (0, room))
         for i, x in enumerate(self.stored):
             starts = torch.arange(0, math.prod(x.shape[:5]), x.shape[4], device=index.device)

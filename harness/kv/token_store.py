@@ -191,12 +191,16 @@ class TokenStore:
         """(byte kind, tensor) of the encoded tokens, and of constants of the chunks or the codec."""
         shared: dict[int, Tensor] = {}
         for chunk in self.chunks:
-            yield from (("payload", t) for t in chunk.payload.values())
-            yield from (("metadata", t) for t in chunk.metadata.values())
-            shared |= {id(t): t for t in chunk.shared.values()}
-        if self.chunks:
+            for t in chunk.payload.values():
+                yield "payload", t
+            for t in chunk.metadata.values():
+                yield "metadata", t
+            for t in chunk.shared.values():
+                shared[id(t)] = t
+        if self.chunks and not self.plain:
             shared |= {id(t): t for t in constants(self.codec).values()}
-        yield from (("metadata", t) for t in shared.values())
+        for t in shared.values():
+            yield "metadata", t
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(byte kind, tensor) of all tensors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -94,6 +94,16 @@ class Encoded:
     clipped: Tensor | int = 0
     together: int = 1
     skip: int = 0
+
+    @cached_property
+    def _layers(self) -> dict[int, tuple[Tensor, ...]]:
+        return {}
+
+    def tokens_by_layer(self, layers: int) -> tuple[Tensor, ...]:
+        """Exact tokens of so many layers as views [1, H, n, D], one for each layer; cut once for all steps."""
+        if layers not in self._layers:
+            self._layers[layers] = self.payload["tokens"][None].chunk(layers, 1)
+        return self._layers[layers]
 
     def cat(self, other: Encoded) -> Encoded:
         """This chunk and a newer one of the same heads, concatenated along the tokens."""

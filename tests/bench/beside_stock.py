@@ -3,8 +3,10 @@
 python tests/bench/beside_stock.py tiny|wide [family ...] [--steps N] [--tokens N] [--repeats N]
 
 Two models with the same weights: one with transformers' own cache and attention (sdpa; eager where it has no other), one with
-ours. CPU time of one thread, so that other work on the machine does not count; in turns, the best of every step. wide: layers as wide
-as those of the default model, as many as the tiny ones have.
+ours. prefill: one forward of a prompt. answers: a prompt that is held, then as many tokens as there are steps, greedily: our engine
+as a run calls it against transformers' `generate`. steps: the bare forwards of the same, without the choice of tokens.
+CPU time of one thread, so that other work on the machine does not count; in turns, the best of each. wide: layers as wide as
+those of the default model, as many as the tiny ones have.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
+from harness.engine.answers import Ask
 from harness.engine.engine import Engine
 from harness.families import oracle
 from harness.families.tiny import VOCABULARY, build, tiny_config
 from harness.kv.attention import NAME
-from harness.kv.compat import forward
+from harness.kv.compat import cache_name, forward
 
 FAMILIES = ["llama", "gpt_oss", "mimo_v2_flash", "granite_swa", "gemma2", "vaultgemma"]
 FAMILIES += ["qwen3_next", "qwen3_5_text", "kimi_linear", "nemotron_h", "jamba", "bamba", "falcon_h1", "granitemoehybrid"]
@@ -48,6 +51,7 @@ WIDE: dict[str, Any] = {  # set where a configuration has them
     "mamba_d_ssm": 1152,
     "max_position_embeddings": 8192,
 }
+VIEWS = 1 << 30  # bytes that decoded copies may take, as where memory is plenty
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 9,
     "head_dim": 32,
@@ -57,6 +61,7 @@ LATENT: dict[str, Any] = {
     "qk_head_dim": 64,
     "v_head_dim": 64,
 }
+MIMO: dict[str, Any] = {"num_attention_heads": 12, "v_head_dim": 64}  # its sliding layers have twice the KV heads
 
 
 def config_of(family: str, *, wide: bool) -> PretrainedConfig:
@@ -64,7 +69,7 @@ def config_of(family: str, *, wide: bool) -> PretrainedConfig:
     tiny = tiny_config(family)
     if not wide:
         return tiny
-    sizes = WIDE | (LATENT if getattr(tiny, "kv_lora_rank", None) else {})
+    sizes = WIDE | (LATENT if getattr(tiny, "kv_lora_rank", None) else {}) | (MIMO if family == "mimo_v2_flash" else {})
     settings = tiny.to_dict()
     return type(tiny)(**settings | {name: size for name, size in sizes.items() if settings.get(name)})
 
@@ -98,8 +103,8 @@ def timed(step: Callable[[int], None], steps: int) -> list[float]:
 
 
 @torch.inference_mode()
-def ratios(config: PretrainedConfig, tokens: int, steps: int, repeats: int) -> tuple[float, float]:
-    """(prefill, decode) of ours to stock."""
+def ratios(config: PretrainedConfig, tokens: int, steps: int, repeats: int) -> tuple[float, float, float]:
+    """(prefill, answers, steps) of ours to stock."""
     model = stock_of(config)
     run = Engine(build(config, NAME, model.state_dict()), torch.float32)
     generator = torch.Generator().manual_seed(0)
@@ -134,8 +139,21 @@ def ratios(config: PretrainedConfig, tokens: int, steps: int, repeats: int) -> t
 
         return timed(step, steps)
 
+    def stock_answers() -> list[float]:
+        settings = {cache_name(type(model).forward): copy.deepcopy(held), "max_new_tokens": steps, "do_sample": False}
+
+        def answer(_: int) -> None:
+            model.generate(torch.tensor([[*ids, ids[0]]]), eos_token_id=None, pad_token_id=0, **settings)
+
+        return timed(answer, 1)
+
+    def ours_answers() -> list[float]:
+        ask = Ask(row=prefix.row, held=ids[:1], max_new=steps)
+        return timed(lambda _: run.answer([ask], VIEWS) and None, 1)
+
     decoded = least({"stock": stock_decodes, "ours": ours_decodes}, repeats)
-    return read["ours"] / read["stock"], decoded["ours"] / decoded["stock"]
+    answered = least({"stock": stock_answers, "ours": ours_answers}, repeats)
+    return tuple(one["ours"] / one["stock"] for one in (read, answered, decoded))
 
 
 def main() -> None:
@@ -149,8 +167,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for family in asked.families or FAMILIES:
         config = config_of(family, wide=asked.size == "wide")
-        prefill, decode = ratios(config, asked.tokens, asked.steps, asked.repeats)
-        said = f"prefill of {asked.tokens} tokens {prefill:.3f}, {asked.steps} decode steps {decode:.3f} of stock"
+        prefill, answer, step = ratios(config, asked.tokens, asked.steps, asked.repeats)
+        said = f"prefill of {asked.tokens} tokens {prefill:.3f}, answers of {asked.steps} tokens {answer:.3f}, "
+        said += f"bare decode steps {step:.3f} of stock"
         print(f"{family}, {asked.size}: {said}", flush=True)
 
 

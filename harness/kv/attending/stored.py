@@ -38,14 +38,15 @@ def positions(call: Call, part: Part, k_RHND: Tensor) -> Tensor:
 
 def _shown(call: Call, part: Part, length: int) -> list[Tensor]:
     """From views: K and V of some heads, the new tokens written behind the stored ones."""
-    (group, at), n, heads = call.run.places[call.layer], part.slots[0].head_group.n, part.heads
+    (group, at), n, shown = call.run.places[call.layer], part.slots[0].head_group.n, list[Tensor]()
     assert part.views is not None
-    both = call.run.both.get(group)
-    new = [x[None] for x in call.run.new[group]] if both is None else [both]
-    rows, shown = slice(part.rows[0], part.rows[-1] + 1), list[Tensor]()
-    for x, new_SBYHLD in zip(part.views[group].stored, new, strict=True):
-        view = x[:, at, :, heads, : n + length]
-        view[..., n:, :] = new_SBYHLD[:, rows, at, heads, :length]
+    for view, new in zip(part.views[group].layer(at), call.run.fresh[group][at], strict=True):  # [2 or 1, rows, H, tokens, D]
+        if part.heads.stop - part.heads.start < new.shape[2]:
+            view, new = view[:, :, part.heads], new[:, :, part.heads]
+        if len(part.rows) < new.shape[1]:
+            new = new[:, part.rows[0] : part.rows[-1] + 1]
+        view = view.narrow(3, 0, n + length)
+        view.narrow(3, n, length).copy_(new if length == new.shape[3] else new.narrow(3, 0, length))
         shown += view.unbind(0)
     return shown
 

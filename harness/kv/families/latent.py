@@ -37,7 +37,8 @@ class Latent:
     def expand(self, rope_R1ND: Tensor, latent_R1NC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [R, H, N, D] and values [R, H, N, D'] of R rows, as the layer itself expands them."""
         (r, _, n, _), plain = latent_R1NC.shape, self.shape.d_key - self.d_rope
-        both_RHND = self.up(latent_R1NC).view(r, n, self.shape.heads, plain + self.shape.d_value).transpose(1, 2)
+        up: Tensor = self.up.forward(latent_R1NC)  # past its hooks, which watch what the layer itself gives it
+        both_RHND = up.view(r, n, self.shape.heads, plain + self.shape.d_value).transpose(1, 2)
         k_RHND = torch.cat((both_RHND[..., :plain], rope_R1ND.to(both_RHND.dtype).expand(-1, self.shape.heads, -1, -1)), -1)
         return k_RHND, both_RHND[..., plain:]
 

@@ -8,17 +8,12 @@ import torch
 from torch import Tensor
 
 from harness.kv.forward import Forward
-from harness.kv.head_group import Slot
 from harness.kv.shared.folded import at_zero
 from harness.stages.transfers import places
 
 
-def beside_flat(
-    run: Forward, layer: int, rows: Sequence[int], slots: Sequence[Slot], q_RQLD: Tensor, k_RHLD: Tensor
-) -> tuple[Tensor, Tensor]:
-    """([query ; query at position 0], [new key ; 0]) of rows that have stored such a layer; of others what is given."""
-    if not slots or not slots[0].head_group.folded:
-        return q_RQLD, k_RHLD
+def beside_flat(run: Forward, layer: int, rows: Sequence[int], q_RQLD: Tensor, k_RHLD: Tensor) -> tuple[Tensor, Tensor]:
+    """([query ; query at position 0], [new key ; 0]) of rows that have stored such a layer."""
     rope, (heads, length) = run.ropes[layer], q_RQLD.shape[1:3]
     assert rope is not None, "models without rotary positions are refused"
     positions = [places(run.start(row), length, q_RQLD.device).expand(heads, -1) for row in rows]
