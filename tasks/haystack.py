@@ -11,8 +11,9 @@ from itertools import accumulate, pairwise
 
 from harness.types import Corpus
 
-_ABBREVIATION = r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bProf)(?<!\be\.g)(?<!\bi\.e)(?<!\b[A-Z])"
-_END = re.compile(rf"(?:(?:{_ABBREVIATION}\.|[!?…])+[\"'”’)\]]*(?=\s)|[。！？]+[」』”]*|(?<=\S)(?=\s*\n\s*\n))(?=\s*\S)")
+_ABBREVIATION = r"(?<!\bMr\.)(?<!\bMrs\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bProf\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\b[A-Z]\.)"
+_MAY = r"(?=[.!?…。！？\s])"  # what an end starts with: looked at first, as most characters are none of these
+_END = re.compile(rf"{_MAY}(?:(?:\.{_ABBREVIATION}|[!?…])+[\"'”’)\]]*(?=\s)|[。！？]+[」』”]*|(?<=\S)(?=\s*\n\s*\n))(?=\s*\S)")
 OFF = 0.05  # share of the prose by which a needle may miss its depth for the sake of a sentence boundary
 _LONGEST = 1000  # characters; text without sentence ends is cut at white space instead
 _RUN = re.compile(rf"(?s)\s*\S.{{0,{_LONGEST}}}(?=\s|\Z)|.{{1,{_LONGEST}}}")

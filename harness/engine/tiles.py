@@ -21,6 +21,9 @@ from harness.models.packed import Packed, packed
 TILE = 16  # rows: as many as a usual batch decodes at a time
 WIDER = (256, 128, 64, 32)  # rows of larger tiles, which are used only where they give the bits of tiles of TILE rows
 
+Tried = dict[tuple[int, int, torch.dtype, torch.device], bool]
+"""Whether tiles of so many rows, with so many threads, give the bits of tiles of TILE rows."""
+
 _ON: ContextVar[bool] = ContextVar("kv_harness_tiles", default=False)
 
 
@@ -43,8 +46,12 @@ def prepare(model: torch.nn.Module) -> None:
     """Let a model's linear layers run in tiles where `tiles` asks for it; elsewhere they are as they were."""
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
     new = [module for module in linear if not is_replaced(module)]
+    tried = dict[tuple[int, ...], Tried]()
     for module, copy in zip(new, packed(new, TILE), strict=True):
-        replace(module, Tiled(inner(module), copy, plain=type(module) in (torch.nn.Linear, Conv1D)).forward)
+        tiled = Tiled(inner(module), copy, plain=type(module) in (torch.nn.Linear, Conv1D))
+        if copy is not None:  # copies of one shape lie in memory alike
+            tiled.same = tried.setdefault(copy.shape, tiled.same)
+        replace(module, tiled.forward)
 
 
 class Tiled:
@@ -55,7 +62,7 @@ class Tiled:
 
     def __init__(self, product: Callable[[Tensor], Tensor], copy: Packed | None = None, *, plain: bool = True) -> None:
         self.untiled, self.product, self.wider = product, copy or product, WIDER if plain else ()
-        self._same: dict[tuple[int, int, torch.dtype, torch.device], bool] = {}
+        self.same: Tried = {}
 
     def forward(self, x: Tensor) -> Tensor:
         """X [..., D] times the weight: in tiles inside `tiles`, else in one call."""
@@ -85,12 +92,12 @@ class Tiled:
         Which way a library sums is decided by shapes, threads and the machine, not by the numbers.
         """
         key = (width, torch.get_num_threads(), rows.dtype, rows.device)
-        if key not in self._same:
+        if key not in self.same:
             seed = torch.Generator().manual_seed(0)
             noise = torch.randn(width, rows.shape[1], generator=seed).to(rows.device, rows.dtype)
             by_tile = torch.cat([self.product(tile) for tile in noise.split(TILE)])  # type: ignore[no-untyped-call]
-            self._same[key] = torch.equal(self.product(noise), by_tile)
-        return self._same[key]
+            self.same[key] = torch.equal(self.product(noise), by_tile)
+        return self.same[key]
 
 
 def _whole(tiles: list[Tensor], n: int, x: Tensor) -> Tensor:

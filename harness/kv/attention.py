@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, MptConfig
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.kv import honoured
 from harness.kv.attending.call import Call, Part
+from harness.kv.attending.grouped import sdpa
 from harness.kv.attending.recorded import record
 from harness.kv.attending.stored import positions, read
 from harness.kv.attention_stats import distances
@@ -118,8 +118,7 @@ def _sdpa(call: Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tenso
     mask = call.run.mask(past, length, call.shape.window, q.device)
     if mask is not None and call.shape.chunked:
         mask = in_chunks(call.run, mask, rows, past, call.shape)
-    out: Tensor = sdpa_attention_forward(call.module, q, k, v, mask, scaling=call.scaling, **call.kwargs)[0]
-    return out
+    return sdpa(call.module, q, k, v, mask, call.scaling, call.kwargs)
 
 
 def _no_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:

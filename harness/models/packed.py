@@ -18,7 +18,7 @@ class Packed:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, rows: int) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
-        self.bias = bias
+        self.bias, self.shape = bias, (*weight.shape, bias is not None)
 
     def __call__(self, x_RD: Tensor) -> Tensor:
         """The product of x [R, in] and the weight, [R, out]."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.stages.single_views import SingleViews
 from harness.stages.softmax import PLAIN, Softmax
+from harness.stages.window_attention import window_weights
 
 
 @dataclass(frozen=True)
@@ -168,16 +169,9 @@ class LayerView:
         """
         q_QWD = self.stats.queries_QWD
         assert q_QWD is not None, "the scorer must declare needs.queries"
-        q_QWD, k_HND = q_QWD[:, -window:].float(), self.k_HND
-        (n_q, w, d), h = q_QWD.shape, k_HND.shape[0]
-        q_HGWD = q_QWD.reshape(h, n_q // h, w, d)
-        s_HGWN = torch.einsum("hgwd,hnd->hgwn", q_HGWD, k_HND) * self.stats.scaling
-        q_pos_W = torch.arange(self.seen - w, self.seen, device=k_HND.device)
-        hidden_HWN = self.pos_HN[:, None, :] > q_pos_W[None, :, None]
-        beyond = self.stats.softmax.hidden(self.pos_HN, q_pos_W)
-        hidden_HGWN = hidden_HWN[:, None] if beyond is None else hidden_HWN[:, None] | beyond
-        a_HWN = self.stats.softmax.weights(s_HGWN, self.pos_HN, hidden_HGWN).mean(1)
-        return a_HWN.mean(0, keepdim=True).repeat(h, 1, 1) if self.shared else a_HWN
+        q_QWD, stats = q_QWD[:, -window:].float(), self.stats
+        a_HWN = window_weights(q_QWD, self.k_HND, self.pos_HN, self.seen, stats.scaling, stats.softmax)
+        return a_HWN.mean(0, keepdim=True).repeat(len(a_HWN), 1, 1) if self.shared else a_HWN
 
 
 class Scorer(Protocol):
