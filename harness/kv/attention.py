@@ -118,7 +118,7 @@ def _sdpa(call: Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tenso
     mask = call.run.mask(past, length, call.shape.window, q.device)
     if mask is not None and call.shape.chunked:
         mask = in_chunks(call.run, mask, rows, past, call.shape)
-    return sdpa(call.module, q, k, v, mask, call.scaling, call.kwargs)
+    return sdpa(call, q, k, v, mask)
 
 
 def _no_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from harness.kv.onednn import has_linear, linear
+from harness.kv.attending.onednn import has_linear, linear
 from harness.stages.protocols import Rope
 from harness.stages.softmax import PLAIN, Softmax
 

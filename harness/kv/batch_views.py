@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from harness.kv.memory import measure
 from harness.kv.teams import ROOM, Team, Views
 from harness.kv.token_store import TokenStore
 from harness.stages.keep import check_finite
@@ -113,9 +114,9 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all views."""
-        held = [x for team in self.teams for one in team.views or () for x in (*one.stored, one.spare) if x is not None]
-        return sum(x.numel() for x in held) * self.dtype.itemsize
+        """Bytes of all views; those of teams that were one before may lie in one storage."""
+        views = [one for team in self.teams for one in team.views or ()]
+        return measure(("views", x) for one in views for x in (*one.stored, one.spare) if x is not None).total
 
     def follow(
         self,

@@ -50,7 +50,12 @@ class Views:
             self.stored = [torch.nn.functional.pad(x, (0, 0, 0, room + ROOM - self.room)) for x in self.stored]
 
     def of_rows(self, rows: list[int]) -> Views:
-        """Those of some of the rows; a spare is nobody else's, or one team would copy into what another reads."""
+        """Those of some of the rows, in rising order; where they lie if they are neighbours and no eviction copies them.
+
+        A spare is nobody else's, or one team would copy into what another reads.
+        """
+        if self.spare is None and rows[-1] - rows[0] == len(rows) - 1:
+            return Views(self.layers, [x[:, :, rows[0] : rows[-1] + 1] for x in self.stored], None)
         chosen = numbers(tuple(rows), self.stored[0].device)
         return Views(self.layers, [x.index_select(2, chosen) for x in self.stored], None)
 

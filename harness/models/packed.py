@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from harness.kv.onednn import has_linear, linear
+from harness.kv.attending.onednn import has_linear, linear
 
 MOST = 2 << 30  # bytes of the weights of a model that is copied; of a larger one the memory counts more than the time
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.stages.single_views import SingleViews
-from harness.stages.softmax import PLAIN, Softmax
-from harness.stages.window_attention import window_weights
+from harness.stages.softmax import PLAIN, Softmax, window_weights
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,31 @@
-"""Transformers' own sdpa. Where it would write keys and values out once for every query head of a group, torch's CPU kernel
-reads them as they lie: the same bits without the copies, which cost more than a masked call of few queries itself."""
+"""Transformers' own sdpa, without copies where it would write keys and values out once for every query head of a group.
+
+torch's CPU kernel reads them as they lie, with the same bits; the copies cost more than a masked call of few queries itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from harness.kv.attending.call import Call
 
-def sdpa(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, settings: Mapping[str, Any]
-) -> Tensor:
-    """Output [R, L, Q, D] of queries [R, Q, L, D] over keys and values [R, H, N, D]; settings: what the layer asks for."""
+
+def sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Output [R, L, Q, D] of queries [R, Q, L, D] over keys and values [R, H, N, D]."""
     repeats = mask is not None and q.shape[2] > 1 and q.shape[1] > k.shape[1]  # of one query, transformers packs a group
-    plain = not settings.get("dropout") and not q.requires_grad and k.shape[3] == v.shape[3]
+    plain = not call.kwargs.get("dropout") and not q.requires_grad and k.shape[3] == v.shape[3]
     if repeats and plain and q.device.type == "cpu" and _reads_groups(q.dtype):
-        return _grouped(q, k, v, mask, scaling).transpose(1, 2).contiguous()
-    out: Tensor = sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, **settings)[0]
+        return _grouped(q, k, v, mask, call.scaling).transpose(1, 2).contiguous()
+    out: Tensor = sdpa_attention_forward(call.module, q, k, v, mask, scaling=call.scaling, **call.kwargs)[0]
     return out
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True)
 
 
 @cache

@@ -43,6 +43,20 @@ def test_column_sums_equal_the_definition(
     assert float(found.sum()) == pytest.approx(h * new, rel=1e-5)
 
 
+@pytest.mark.parametrize("block", [3000, 1 << 20])
+@pytest.mark.parametrize("oned", [True, False])
+def test_heads_one_by_one_equal_the_definition(monkeypatch: pytest.MonkeyPatch, block: int, oned: bool) -> None:
+    """With oneDNN's products and without; queries and keys lie as a model's projections have them, token by token."""
+    monkeypatch.setattr(statistics, "OWN_PRODUCT", 0)
+    monkeypatch.setattr(statistics, "BLOCK_ELEMENTS", block)
+    if not oned:
+        monkeypatch.setattr(statistics, "has_linear", lambda x: False)
+    g = torch.Generator().manual_seed(0)
+    q, k = 3 * torch.randn(150, 6, 16, generator=g).transpose(0, 1), torch.randn(170, 2, 16, generator=g).transpose(0, 1)
+    found = column_sums(q, k, 0.3)
+    torch.testing.assert_close(found.double(), defined(q, k, 0.3), atol=3e-4, rtol=2e-6)
+
+
 def test_column_sums_equal_the_slow_oracle() -> None:
     g = torch.Generator().manual_seed(1)
     q, k = torch.randn(4, 20, 16, generator=g), torch.randn(2, 20, 16, generator=g)

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from harness.stages import softmax
 from harness.stages.score.expected_attention import ExpectedAttention
-from harness.stages.softmax import PLAIN, Alibi, Softmax
+from harness.stages.softmax import PLAIN, Alibi, Softmax, window_weights
 from tests.support.views import tensors, view
 
 SINKS, SLOPES = torch.tensor([0.3, -1.0, 2.0, 0.0]), torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -48,6 +49,19 @@ def test_weights_equal_the_definition(name: str) -> None:
     found = rule.weights(scores.clone().view(2, 2, 2, 5), POSITIONS, hidden).view(4, 2, 5)
     wanted = torch.tensor([[defined(scores, rule, q, at) for at in range(2)] for q in range(4)])
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("most", [1, 1 << 19])
+def test_window_weights_equal_the_definition(monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
+    """All heads at once, and one by one, in each of which the rule is that of its own heads."""
+    monkeypatch.setattr(softmax, "BLOCK_ELEMENTS", most)
+    g = torch.Generator().manual_seed(0)
+    q, k = torch.randn(4, 2, 8, generator=g), torch.randn(2, 5, 8, generator=g)
+    found = window_weights(q, k, POSITIONS, 10, 0.5, RULES[name])
+    scores = q @ k.repeat_interleave(2, 0).mT * 0.5
+    wanted = torch.tensor([[defined(scores, RULES[name], q, at) for at in range(2)] for q in range(4)])
+    torch.testing.assert_close(found, wanted.view(2, 2, 2, 5).mean(1), atol=1e-6, rtol=1e-5)
 
 
 def test_some_heads_and_several_layers_keep_their_own_numbers() -> None:
