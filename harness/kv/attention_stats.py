@@ -27,9 +27,9 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float, softmax: Softmax =
     pos_HN: positions of the tokens, for a softmax that looks at them.
     """
     (n_q, n_new, d), (h, n, _) = q_QLD.shape, k_HND.shape
-    group, past, k_HND = n_q // h, n - n_new, k_HND.float().contiguous()
+    group, past, k_HND = n_q // h, n - n_new, k_HND.float()
     if h > 1 and softmax.plain and group * n_new * n >= OWN_PRODUCT and has_linear(k_HND):
-        heads = zip(q_QLD.split(group), k_HND.split(1), strict=True)
+        heads = zip(q_QLD.chunk(h), k_HND.contiguous().chunk(h), strict=True)
         return torch.cat([column_sums(q, k, scaling) for q, k in heads])
     factor = scaling / math.log(2) if softmax.plain else scaling
     q_HLGD = (q_QLD.float() * factor).reshape(h, group, n_new, d).transpose(1, 2)
@@ -52,7 +52,9 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float, softmax: Softmax =
 
 def _products(q_HMD: Tensor, k_HND: Tensor) -> Tensor:
     """q.k of every head, [H, M, N]."""
-    return linear(q_HMD[0], k_HND[0])[None] if len(k_HND) == 1 and has_linear(k_HND) else torch.bmm(q_HMD, k_HND.mT)
+    if len(k_HND) == 1 and has_linear(k_HND):
+        return linear(q_HMD[0], k_HND[0].contiguous())[None]
+    return torch.bmm(q_HMD, k_HND.mT)
 
 
 def _plain_sums(s_HMN: Tensor, queries: range) -> Tensor:
@@ -64,7 +66,7 @@ def _plain_sums(s_HMN: Tensor, queries: range) -> Tensor:
     r = len(queries)
     if r > 1:
         hidden_R1R = torch.ones(r, r, dtype=torch.bool, device=s_HMN.device).triu(1)[:, None]
-        s_HMN.unflatten(1, (r, -1))[..., queries.start :].masked_fill_(hidden_R1R, float("-inf"))
+        s_HMN.view(len(s_HMN), r, -1, queries.stop)[..., queries.start :].masked_fill_(hidden_R1R, float("-inf"))
     s_HMN.sub_(s_HMN.amax(-1, keepdim=True)).exp2_()
     return torch.bmm(s_HMN.sum(-1).reciprocal_()[:, None], s_HMN)[:, 0]
 

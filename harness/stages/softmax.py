@@ -130,7 +130,7 @@ def window_weights(q_QWD: Tensor, k_HND: Tensor, pos_HN: Tensor, seen: int, scal
     for start in range(0, h, block):
         heads, queries = slice(start, start + block), slice(start * group, (start + block) * group)
         rule, pos = softmax.of(queries), pos_HN[heads]
-        q_HGWD = q_QWD[queries].unflatten(0, (-1, group))
+        q_HGWD = q_QWD[queries].reshape(-1, group, *q_QWD.shape[1:])
         s_HGWN = torch.einsum("hgwd,hnd->hgwn", q_HGWD, k_HND[heads]).mul_(scaling)
         hidden, beyond = pos[:, None, None, :] > query_W[:, None], rule.hidden(pos, query_W)
         hidden = hidden if beyond is None else hidden | beyond
