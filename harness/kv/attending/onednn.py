@@ -17,7 +17,7 @@ def has_linear(x: Tensor) -> bool:
 def linear(x_RD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """[R, N]; the weight as a plain contiguous matrix or in oneDNN's own layout. Without gradients.
 
-    What is not contiguous would take a path a thousand times as slow.
+    What is not contiguous would take a path that is hundreds of times as slow.
     """
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x_RD.contiguous(), weight_ND, bias_N, "none", [], "")
     return out
