@@ -13,6 +13,7 @@ from harness.engine.engine import Answer, Ask, Engine
 from harness.engine.streams import Read, Reading, read
 from harness.errors import UserError
 from harness.kv.sequence_cache import SequenceCache
+from harness.kv.teams import ROOM
 from harness.stages.encoded import Heads
 from harness.stages.stack import Stack
 from tests.support import conf_tree, tiny_models
@@ -86,6 +87,18 @@ def test_views_change_no_bit(family: str) -> None:
         assert (a.peak, a.row.bytes()) == (b.peak, b.row.bytes()), name
         kept = ([p.tolist() for layer in one.row.kept_positions() for p in layer] for one in (a, b))
         assert next(kept) == next(kept), name
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+def test_a_window_slides_through_its_room_and_back_to_the_front_without_a_changed_bit(family: str) -> None:
+    engine = recording(family)
+    prefixes = [engine.prefill(ids(n, seed=n), EVERYTHING) for n in (5, 97)]  # one starts inside the window
+    rows = [engine.compress(prefix, conf_tree.stack(n)) for prefix in prefixes for n in ("full", "h2o", "int4")]
+    asks = [Ask(row=row, held=ids(3, seed=1), max_new=2 * ROOM + 10) for row in rows]
+    off, without, _ = engine.answered(asks, 0)
+    auto, with_views, most = engine.answered(asks, ALL)
+    assert most > 0 and all(torch.equal(a, b) for a, b in zip(without, with_views, strict=True))
+    assert [a.row.bytes() for a in off] == [b.row.bytes() for b in auto]
 
 
 def test_questions_of_different_lengths_change_no_bit() -> None:
