@@ -125,10 +125,10 @@ def test_views_stay_in_their_bytes(room: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(without, limited, strict=True))
 
 
-@pytest.mark.parametrize("chunk", [1, 5])
-def test_streams_with_views_give_the_same_curves(chunk: int) -> None:
+@pytest.mark.parametrize(("family", "chunk"), [("llama", 1), ("llama", 5), ("gemma3", 5)])
+def test_streams_with_views_give_the_same_curves(family: str, chunk: int) -> None:
     """To the bit where answers do not depend on company: with views other sequences attend in one call."""
-    plain = tiny_models.engine("llama")
+    plain = tiny_models.engine(family)
     engine = Engine(plain.model, plain.kv_dtype, invariant=True)
     names = ["full", "int8", "int4", "kivi2", "streaming", "h2o", "sink_h2o_int8", "streaming_cache", "window"]
 
