@@ -27,6 +27,7 @@ from harness.kv.positions import held, learned_positions, moving_rotary
 from harness.kv.rope import ropes_of
 from harness.kv.rope_check import checked_ropes
 from harness.kv.sequence_cache import SequenceCache
+from harness.kv.shape import places_of
 from harness.kv.shared.share_layout import Layout
 from harness.models import activations, expert_tiles
 from harness.models.placement import clock, input_device
@@ -75,6 +76,7 @@ class PreparedModel:
         )
         self.ropes, self.rope_moves = ropes, moves or odd
         self.groups = self.shape.groups(devices, self.ropes)
+        self.places = places_of(self.groups)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
         self.placed_table = position_table(model)
         if self.shape.hybrid:
@@ -152,10 +154,9 @@ class PreparedModel:
                 f"compress.share={type(stack.share).__name__} is not possible with model type {kind!r}: it has no rotary "
                 "positions that can be rotated back, and part of its keys would lose theirs; legal are other shares"
             )
-        layout = Layout.of(stack.share, self.shape, bases=False)
-        places = {layer: g for g, group in enumerate(self.groups) for layer in group}
+        layout, places = Layout.of(stack.share, self.shape, bases=False), places_of(self.groups)
         for layers in layout.together:
-            if len({places[layer] for layer in layers}) > 1:
+            if len({places[layer][0] for layer in layers}) > 1:
                 raise UserError(
                     f"compress.share={type(stack.share).__name__} is not possible with this model: layers {layers[0]} and "
                     f"{layers[1]} differ in their rotation or device; legal are shares of heads"
@@ -199,6 +200,7 @@ class PreparedModel:
             reference=reference,
             latents=self.latents,
             seats=self.seats,
+            places=self.places,
         )
 
     def around(

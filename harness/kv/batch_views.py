@@ -2,7 +2,8 @@
 
 Sequences that hold as many tokens in every layer and head are a team: they attend in one call, and their decoded keys and
 values lie in one tensor for each group of layers, [layers, R, H, room, D]. New tokens are written in place;
-what a codec then encodes is decoded again, and nothing else; evictions copy what stays. The stores themselves are not touched,
+what a codec then encodes is decoded again, and nothing else; evictions copy what stays, and what leaves a sliding window is
+passed over until its places are needed. The stores themselves are not touched,
 and a view holds, bit for bit, what the store would decode to.
 """
 
@@ -85,7 +86,7 @@ class Batch:
 
     def _size(self, group: tuple[int, ...], rows: list[SequenceCache], length: int) -> tuple[int, int, int]:
         """R, H, and tokens that views get room for: where every step evicts, no more than the next ones."""
-        room = length + (0 if rows[0].stack.evicts_steps else ROOM)
+        room = length + (0 if self._evicts(group, rows) else ROOM)
         return len(rows), self.shape.layers[group[0]].heads, _longest(rows[0], group) + room
 
     def _fits(self, rows: list[SequenceCache], length: int) -> bool:
@@ -102,14 +103,18 @@ class Batch:
         shapes = [(2, *size, dims[0])] if dims[0] == dims[1] else [(1, *size, d) for d in dims]
         stored = [torch.empty(shape, dtype=self.dtype, device=device) for shape in shapes]
         most = max(x.numel() for x in stored)
-        return Views(group, stored, stored[0].new_empty(most) if self._copies(group, rows) else None)
+        return Views(group, stored, stored[0].new_empty(most) if self._evicts(group, rows) else None)
 
     def _dims(self, group: tuple[int, ...]) -> tuple[int, int]:
         layer = self.shape.layers[group[0]]
         return layer.d_key, layer.d_value
 
+    def _evicts(self, group: tuple[int, ...], rows: list[SequenceCache]) -> bool:
+        """Whether steps evict tokens of a group, so that what stays is copied again and again."""
+        return rows[0].stack.evicts_steps and self.shape.layers[group[0]].window is None
+
     def _copies(self, group: tuple[int, ...], rows: list[SequenceCache]) -> bool:
-        """Whether what stays is copied again and again: evictions, and sliding windows."""
+        """Whether tokens that are shown are copied at times: after evictions, and to the front of a window's room."""
         return rows[0].stack.evicts_steps or self.shape.layers[group[0]].window is not None
 
     @property
@@ -128,15 +133,16 @@ class Batch:
         """Bring the views up to date after a forward: for its rows, the stores before it, with its tokens, and what stays."""
         for team in self.teams:
             for g, one in enumerate(team.views or ()):
+                window, first = self.shape.layers[self.groups[g][0]].window, team.rows[0]
+                if window is not None:  # stored as they are, by every stack
+                    one.start += max(0, _longest(before[first], one.layers) + run.lengths[first] - (window - 1))
+                    continue
                 for i, b in enumerate(team.rows):
                     _encoded(one, i, run, g, before[b], grown[b])
-                stay = [_stay(one, before[b], run.lengths[b], self._window(g), choices[b]) for b in team.rows]
+                stay = [_stay(one, before[b], run.lengths[b], choices[b]) for b in team.rows]
                 if any(x is not None for x in stay):
                     room = max(run.lengths[team.rows[0]], *(grown[b].stack.every for b in team.rows))
                     one.keep(_together(one, stay, max(_longest(grown[b], one.layers) for b in team.rows)), room)
-
-    def _window(self, group: int) -> int | None:
-        return self.shape.layers[self.groups[group][0]].window
 
 
 def settled(
@@ -152,9 +158,13 @@ def settled(
     """
     rows = range(len(grown)) if members is None else members
     choices = [cache.choices(run, b) for cache, b in zip(grown, rows, strict=True)]
-    check_finite(choice for one in choices for choice in one or ())
+    evicts = any(one is not None for one in choices)
+    if evicts:
+        check_finite(choice for one in choices for choice in one or ())
     if batch is not None:
         batch.follow(run, before, grown, choices)
+    if not evicts:
+        return list(grown)
     return [cache.evicted(choice) for cache, choice in zip(grown, choices, strict=True)]
 
 
@@ -214,12 +224,9 @@ def _decode_newer(view_LHND: Tensor, run: Forward, part: HeadGroup, side: TokenS
             view_LHND[place, heads, where] = fresh[k]
 
 
-def _stay(one: Views, before: SequenceCache, length: int, window: int | None, choices: list[Choice] | None) -> Tensor | None:
+def _stay(one: Views, before: SequenceCache, length: int, choices: list[Choice] | None) -> Tensor | None:
     """Which tokens of a row's views stay, [layers, H, M]; None when all do."""
     heads, device = int(one.stored[0].shape[3]), one.stored[0].device
-    if window is not None:
-        n = _longest(before, one.layers) + length
-        return None if n < window else torch.arange(n - window + 1, n, device=device).expand(len(one.layers), heads, -1)
     mine = [c for c in choices or () if c.layers[0] in one.layers]
     if not mine:
         return None

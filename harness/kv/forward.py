@@ -16,7 +16,7 @@ from harness.kv.families.states import States
 from harness.kv.head_group import Slot
 from harness.kv.honoured import unsupported
 from harness.kv.rope import LayerRope
-from harness.kv.shape import ModelShape
+from harness.kv.shape import ModelShape, places_of
 from harness.kv.teams import Team
 from harness.stages.protocols import Needs, Rope, Stats
 from harness.stages.transfers import numbers
@@ -65,7 +65,7 @@ class Forward:
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
     parts: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)  # of `new`, each layer's [B, H, L, D]
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
+    places: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
     dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
     asking: frozenset[int] = frozenset()  # rows that ask for statistics
     turns: bool = False  # whether any row's stored keys wait to be rotated
@@ -73,7 +73,7 @@ class Forward:
     def __post_init__(self) -> None:
         self.asking = frozenset(row for row, need in enumerate(self.needs) if need)
         self.turns = any(self.unrotated or ())
-        self.places = {layer: (g, at) for g, group in enumerate(self.groups) for at, layer in enumerate(group)}
+        self.places = self.places or places_of(self.groups)
 
     def enter(self, module: torch.nn.Module) -> Seat:
         """The seat of a module that attends now.
@@ -119,6 +119,7 @@ class Forward:
             outputs={} if references == list(rows) and len(rows) == 1 else None,
             latents=self.latents,
             seats=self.seats,
+            places=self.places,
         )
 
     def join(self, rows: Sequence[int], part: Forward) -> None:

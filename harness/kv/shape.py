@@ -110,3 +110,8 @@ class ModelShape:
         """The share of `full_bytes` that stacks act on: layers with full attention. Windows and states stay as they are."""
         reached = sum(self.layers[i].token_bytes(itemsize) for i in self.full_layers) * seen
         return reached / max(self.full_bytes(seen, itemsize), 1)
+
+
+def places_of(groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+    """For every layer, the group that it is in, and where it stands there."""
+    return {layer: (g, at) for g, group in enumerate(groups) for at, layer in enumerate(group)}

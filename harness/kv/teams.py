@@ -19,12 +19,14 @@ class Views:
     """Decoded K and V of a team in one group of layers.
 
     stored: one tensor [2, layers, R, H, room, D], or where keys and values differ in width one [1, ...] each. spare: takes what
-    stays when tokens are evicted, and then changes places with it.
+    stays when tokens are evicted, and then changes places with it. start: where the tokens begin; those before it have left a
+    sliding window.
     """
 
     layers: tuple[int, ...]
     stored: list[Tensor]
     spare: Tensor | None
+    start: int = 0
     _cut: Sequence[tuple[Tensor, ...]] = ()
 
     def layer(self, at: int) -> tuple[Tensor, ...]:
@@ -45,9 +47,15 @@ class Views:
 
     def grow(self, room: int) -> None:
         """Make room for so many tokens."""
+        if self.start + room <= self.room:
+            return
+        self._cut = ()
         if room > self.room:
-            self._cut = ()
             self.stored = [torch.nn.functional.pad(x, (0, 0, 0, room + ROOM - self.room)) for x in self.stored]
+        if self.start:
+            for x in self.stored:
+                x[..., : self.room - self.start, :] = x[..., self.start :, :].clone()
+            self.start = 0
 
     def of_rows(self, rows: list[int]) -> Views:
         """Those of some of the rows, in rising order; where they lie if they are neighbours and no eviction copies them.
@@ -57,7 +65,7 @@ class Views:
         if self.spare is None and rows[-1] - rows[0] == len(rows) - 1:
             return Views(self.layers, [x[:, :, rows[0] : rows[-1] + 1] for x in self.stored], None)
         chosen = numbers(tuple(rows), self.stored[0].device)
-        return Views(self.layers, [x.index_select(2, chosen) for x in self.stored], None)
+        return Views(self.layers, [x.index_select(2, chosen) for x in self.stored], None, self.start)
 
     def keep(self, index_YRHN: Tensor, room: int) -> None:
         """Copy the tokens index_YRHN of every layer, row and head to the front, with `room` free places behind them."""

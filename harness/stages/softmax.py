@@ -109,9 +109,8 @@ class Softmax:
         if self.sinks_Q is None:
             return s_HGLN.softmax(-1)
         sinks_HG11 = self.sinks_Q.to(s_HGLN.device).float().view(*s_HGLN.shape[-4:-2], 1, 1)
-        most = torch.maximum(s_HGLN.amax(-1, keepdim=True), sinks_HG11)
-        s_HGLN.sub_(most).exp_()
-        return s_HGLN.div_(s_HGLN.sum(-1, keepdim=True).add_((sinks_HG11 - most).exp()))
+        both = torch.cat((s_HGLN, sinks_HG11.expand(*s_HGLN.shape[:-1], 1)), -1)
+        return both.softmax(-1)[..., :-1]
 
 
 PLAIN = Softmax()

@@ -2,7 +2,8 @@
 
 python tests/bench/fused_sweep.py [tokens] [examples] [new tokens, of which the ratio is printed as well, ...]
 Time is CPU time of one thread, from the start of the prefill to each of the numbers of new tokens; other work on the machine
-does not count.
+does not count. Beside it what stock transformers would take for sixteen answers without any compression: one plain prefill, its
+cache copied to sixteen rows, a batch that decodes in lockstep.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from __future__ import annotations
 import sys
 import time
 
+import torch
 from measure import ALL_VIEWS, engine, prose, setup
+from transformers import DynamicCache
 
 from harness.engine.answers import Ask
+from harness.kv.attention import NAME
+from harness.kv.compat import forward
 from harness.stages.protocols import Needs
 
 TOKENS, EXAMPLES = (int(a) for a in [*sys.argv[1:], *["2048", "1"][len(sys.argv) - 1 :]][:2])
@@ -47,12 +52,30 @@ def answer(ids: list[int], chosen: list, spent: dict[int, float]) -> list[tuple[
     return list(zip([a.ids for a in run.answer(asks, ALL_VIEWS)], kept, strict=True))
 
 
-total = {"alone": dict.fromkeys(NEW, 0.0), "fused": dict.fromkeys(NEW, 0.0)}
+@torch.inference_mode()
+def stock(ids: list[int], spent: dict[int, float]) -> None:
+    """Adds the CPU seconds to each of the numbers of new tokens of transformers' own cache and attention to `spent`."""
+    lm.model.set_attn_implementation("sdpa")
+    begin, cache, at = time.process_time(), DynamicCache(config=lm.model.config), len(ids)
+    forward(lm.model, torch.tensor([ids]), torch.arange(at)[None], cache, [at - 1])
+    cache.batch_repeat_interleave(len(cells))
+    fed = question
+    for done in range(1, NEW[-1] + 1):
+        places = torch.arange(at, at + len(fed)).expand(len(cells), -1)
+        forward(lm.model, torch.tensor(fed).expand(len(cells), -1), places, cache, [len(fed) - 1])
+        fed, at = question[:1], at + len(fed)
+        if done in spent:
+            spent[done] += time.process_time() - begin
+    lm.model.set_attn_implementation(NAME)
+
+
+total = {name: dict.fromkeys(NEW, 0.0) for name in ("alone", "fused", "stock")}
 same_kept = same_answers = pairs = 0
 answer(prose(lm, 512), cells, dict.fromkeys(NEW, 0.0))  # what is done once: products of every number of rows are tried
 for example in range(EXAMPLES):
     ids = prose(lm, TOKENS, skip=example * TOKENS)
     fused = answer(ids, cells, total["fused"])
+    stock(ids, total["stock"])
     alone = [answer(ids, [cell], total["alone"])[0] for cell in cells]
     for a, f in zip(alone, fused, strict=True):
         pairs += 1
@@ -60,6 +83,6 @@ for example in range(EXAMPLES):
         same_kept += a[1] == f[1]
 print(f"{len(cells)} pairs, {TOKENS} tokens, {EXAMPLES} examples")
 for new in NEW:
-    a, f = total["alone"][new], total["fused"][new]
-    print(f"{new} new tokens: alone {a:.1f} s, fused {f:.1f} s, ratio {a / f:.2f}")
+    a, f, s = (total[name][new] for name in ("alone", "fused", "stock"))
+    print(f"{new} new tokens: alone {a:.1f} s, fused {f:.1f} s, ratio {a / f:.2f}; a stock batch {s:.1f} s, ratio {a / s:.2f}")
 print(f"same kept sets {same_kept}/{pairs}, same answers {same_answers}/{pairs}")

@@ -40,12 +40,13 @@ def _shown(call: Call, part: Part, length: int) -> list[Tensor]:
     """From views: K and V of some heads, the new tokens written behind the stored ones."""
     (group, at), n, shown = call.run.places[call.layer], part.slots[0].head_group.n, list[Tensor]()
     assert part.views is not None
-    for view, new in zip(part.views[group].layer(at), call.run.fresh[group][at], strict=True):  # [2 or 1, rows, H, tokens, D]
+    views = part.views[group]
+    for view, new in zip(views.layer(at), call.run.fresh[group][at], strict=True):  # [2 or 1, rows, H, tokens, D]
         if part.heads.stop - part.heads.start < new.shape[2]:
             view, new = view[:, :, part.heads], new[:, :, part.heads]
         if len(part.rows) < new.shape[1]:
             new = new[:, part.rows[0] : part.rows[-1] + 1]
-        view = view.narrow(3, 0, n + length)
+        view = view.narrow(3, views.start, n + length)
         view.narrow(3, n, length).copy_(new if length == new.shape[3] else new.narrow(3, 0, length))
         shown += view.unbind(0)
     return shown

@@ -13,6 +13,7 @@ from harness.engine.engine import Answer, Ask, Engine
 from harness.engine.streams import Read, Reading, read
 from harness.errors import UserError
 from harness.kv.sequence_cache import SequenceCache
+from harness.kv.teams import ROOM
 from harness.stages.encoded import Heads
 from harness.stages.stack import Stack
 from tests.support import conf_tree, tiny_models
@@ -88,6 +89,18 @@ def test_views_change_no_bit(family: str) -> None:
         assert next(kept) == next(kept), name
 
 
+@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+def test_a_window_slides_through_its_room_and_back_to_the_front_without_a_changed_bit(family: str) -> None:
+    engine = recording(family)
+    prefixes = [engine.prefill(ids(n, seed=n), EVERYTHING) for n in (5, 97)]  # one starts inside the window
+    rows = [engine.compress(prefix, conf_tree.stack(n)) for prefix in prefixes for n in ("full", "h2o", "int4")]
+    asks = [Ask(row=row, held=ids(3, seed=1), max_new=2 * ROOM + 10) for row in rows]
+    off, without, _ = engine.answered(asks, 0)
+    auto, with_views, most = engine.answered(asks, ALL)
+    assert most > 0 and all(torch.equal(a, b) for a, b in zip(without, with_views, strict=True))
+    assert [a.row.bytes() for a in off] == [b.row.bytes() for b in auto]
+
+
 def test_questions_of_different_lengths_change_no_bit() -> None:
     engine = recording("llama")
     asks = [Ask(row=row, held=ids(3 + i % 7, seed=3), max_new=12) for i, (_, row) in enumerate(rows("llama"))]
@@ -112,10 +125,10 @@ def test_views_stay_in_their_bytes(room: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(without, limited, strict=True))
 
 
-@pytest.mark.parametrize("chunk", [1, 5])
-def test_streams_with_views_give_the_same_curves(chunk: int) -> None:
+@pytest.mark.parametrize(("family", "chunk"), [("llama", 1), ("llama", 5), ("gemma3", 5)])
+def test_streams_with_views_give_the_same_curves(family: str, chunk: int) -> None:
     """To the bit where answers do not depend on company: with views other sequences attend in one call."""
-    plain = tiny_models.engine("llama")
+    plain = tiny_models.engine(family)
     engine = Engine(plain.model, plain.kv_dtype, invariant=True)
     names = ["full", "int8", "int4", "kivi2", "streaming", "h2o", "sink_h2o_int8", "streaming_cache", "window"]
 
