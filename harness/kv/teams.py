@@ -63,7 +63,7 @@ class Views:
         A spare is nobody else's, or one team would copy into what another reads.
         """
         if self.spare is None and rows[-1] - rows[0] == len(rows) - 1:
-            return Views(self.layers, [x[:, :, rows[0] : rows[-1] + 1] for x in self.stored], None)
+            return Views(self.layers, [x[:, :, rows[0] : rows[-1] + 1] for x in self.stored], None, self.start)
         chosen = numbers(tuple(rows), self.stored[0].device)
         return Views(self.layers, [x.index_select(2, chosen) for x in self.stored], None, self.start)
 
