@@ -8,10 +8,9 @@ import platform
 
 import torch
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # as glibc's malloc.h numbers them
 KEPT = 1 << 29  # bytes free at the end of the heap: a few layers' worth of what a prefill makes
-MAPPED = 1 << 25  # bytes: what is larger goes back at once; glibc allows no more
-SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")  # a user who set one knows better
+SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")  # whoever set one knows
 
 
 def reproducible(seed: int) -> None:
@@ -31,5 +30,5 @@ def keep_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc" and not any(name in os.environ for name in SETTINGS):
         libc = ctypes.CDLL(None)
-        libc.mallopt(MMAP_THRESHOLD, MAPPED)
+        libc.mallopt(MMAP_MAX, 0)  # no block, however large, has a mapping of its own, which would go back at once
         libc.mallopt(TRIM_THRESHOLD, KEPT)
