@@ -62,8 +62,8 @@ check: .venv/ready ## formatting, lint and types
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun, keep-all overhead, latents, codecs, shares, report; what a step asks of a device
-	for script in fused_sweep fused_stream multirun overhead latents codecs shares report device_costs; do $(PY) tests/bench/$$script.py || exit 1; done
+bench: .venv/ready ## ratios on this machine: fused sweep and streams, multirun, decode step, keep-all overhead, codecs, shares, report; what a step asks of a device
+	for script in fused_sweep fused_stream decode_step multirun overhead codecs shares report device_costs; do $(PY) tests/bench/$$script.py || exit 1; done
 
 references: .venv/ready ## the committed curves again, many hours; goes on where it was (one of them: make reference-needle-smollm2)
 	$(PY) results/reference/rebuild.py
