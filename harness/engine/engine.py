@@ -185,8 +185,7 @@ class Engine(PreparedModel):
         invariant: bool,
     ) -> tuple[list[SequenceCache], Tensor]:
         """The same for a forward that was begun; a hybrid's rows in several forwards of the model where they must be."""
-        if self.table is not None:
-            self.check_length(max(run.start(b) + n for b, n in enumerate(run.lengths)))
+        self.check_length(max(run.start(b) + n for b, n in enumerate(run.lengths)))
         if not self.shape.hybrid:
             return self._fed(run, caches, ids, every=every, invariant=invariant)
         # A hybrid's own kernels sum in another order for another number of rows: alone, a row needs no tiles.

@@ -76,7 +76,6 @@ class PreparedModel:
         )
         self.ropes, self.rope_moves = ropes, moves or odd
         self.groups = self.shape.groups(devices, self.ropes)
-        self.places = places_of(self.groups)
         self.table, self.rotary = learned_positions(model), moving_rotary(model)
         self.placed_table = position_table(model)
         if self.shape.hybrid:
@@ -200,7 +199,6 @@ class PreparedModel:
             reference=reference,
             latents=self.latents,
             seats=self.seats,
-            places=self.places,
         )
 
     def around(

@@ -48,21 +48,22 @@ def prepare(model: torch.nn.Module) -> None:
     new = [module for module in linear if not is_replaced(module)]
     tried = dict[tuple[int, ...], Tried]()
     for module, copy in zip(new, packed(new, TILE), strict=True):
-        tiled = Tiled(inner(module), copy, plain=type(module) in (torch.nn.Linear, Conv1D))
-        if copy is not None:  # copies of one shape lie in memory alike
-            tiled.same = tried.setdefault(copy.shape, tiled.same)
-        replace(module, tiled.forward)
+        same = None if copy is None else tried.setdefault(copy.shape, {})  # copies of one shape lie in memory alike
+        replace(module, Tiled(inner(module), copy, same, plain=type(module) in (torch.nn.Linear, Conv1D)).forward)
 
 
 class Tiled:
     """A linear layer's product in tiles.
 
-    copy: its weight in a library's own layout, if there is one. plain: a subclass may do something else with its rows.
+    copy: its weight in a library's own layout, if there is one. same: what was tried, for products that share it. plain: a
+    subclass may do something else with its rows.
     """
 
-    def __init__(self, product: Callable[[Tensor], Tensor], copy: Packed | None = None, *, plain: bool = True) -> None:
+    def __init__(
+        self, product: Callable[[Tensor], Tensor], copy: Packed | None = None, same: Tried | None = None, *, plain: bool = True
+    ) -> None:
         self.untiled, self.product, self.wider = product, copy or product, WIDER if plain else ()
-        self.same: Tried = {}
+        self._same: Tried = {} if same is None else same
 
     def forward(self, x: Tensor) -> Tensor:
         """X [..., D] times the weight: in tiles inside `tiles`, else in one call."""
@@ -92,12 +93,12 @@ class Tiled:
         Which way a library sums is decided by shapes, threads and the machine, not by the numbers.
         """
         key = (width, torch.get_num_threads(), rows.dtype, rows.device)
-        if key not in self.same:
+        if key not in self._same:
             seed = torch.Generator().manual_seed(0)
             noise = torch.randn(width, rows.shape[1], generator=seed).to(rows.device, rows.dtype)
             by_tile = torch.cat([self.product(tile) for tile in noise.split(TILE)])  # type: ignore[no-untyped-call]
-            self.same[key] = torch.equal(self.product(noise), by_tile)
-        return self.same[key]
+            self._same[key] = torch.equal(self.product(noise), by_tile)
+        return self._same[key]
 
 
 def _whole(tiles: list[Tensor], n: int, x: Tensor) -> Tensor:

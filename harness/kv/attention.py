@@ -93,12 +93,12 @@ def _attend_heads(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Te
     k, v = read(call, part, q.dtype, k, v)
     if part.softmax.positional:
         part.pos_RHN = positions(call, part, k)
-    if call.run.by_row and len(part.rows) > 1:
-        rows = ((one, slice(i, i + 1)) for i, one in enumerate(part.apart()))
-        out = torch.cat([_output(call, one, q[at], k[at], v[at]) for one, at in rows])
-    else:
+    calls = call.run.calls(part.rows)
+    if len(calls) == 1:
         out = _output(call, part, q, k, v)
-    if call.run.asking and call.records(part.rows):
+    else:
+        out = torch.cat([_output(call, part.of_rows(at), q[at], k[at], v[at]) for at in calls])
+    if call.records(part.rows):
         record(call, part, q, k)
     return out
 

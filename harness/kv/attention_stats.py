@@ -28,8 +28,11 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float, softmax: Softmax =
     """
     (n_q, n_new, d), (h, n, _) = q_QLD.shape, k_HND.shape
     group, past, k_HND = n_q // h, n - n_new, k_HND.float()
-    if h > 1 and softmax.plain and group * n_new * n >= OWN_PRODUCT and has_linear(k_HND):
-        heads = zip(q_QLD.chunk(h), k_HND.contiguous().chunk(h), strict=True)
+    by_head = has_linear(k_HND) and (h == 1 or (softmax.plain and group * n_new * n >= OWN_PRODUCT))
+    if by_head:
+        k_HND = k_HND.contiguous()  # once, for all blocks
+    if by_head and h > 1:
+        heads = zip(q_QLD.chunk(h), k_HND.chunk(h), strict=True)
         return torch.cat([column_sums(q, k, scaling) for q, k in heads])
     factor = scaling / math.log(2) if softmax.plain else scaling
     q_HLGD = (q_QLD.float() * factor).reshape(h, group, n_new, d).transpose(1, 2)
@@ -39,7 +42,8 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float, softmax: Softmax =
     for start in range(0, n_new, block):
         q_HMD = q_HLGD[:, start : start + block].flatten(1, 2)
         queries = range(past + start, min(past + start + block, n))
-        s_HMN = _products(q_HMD, k_HND[:, : queries.stop])
+        seen_HND = k_HND[:, : queries.stop]
+        s_HMN = linear(q_HMD[0], seen_HND[0])[None] if by_head else torch.bmm(q_HMD, seen_HND.mT)
         if softmax.plain:
             sums_HN[:, : queries.stop] += _plain_sums(s_HMN, queries)
         else:
@@ -48,13 +52,6 @@ def column_sums(q_QLD: Tensor, k_HND: Tensor, scaling: float, softmax: Softmax =
             s_HGRN = s_HMN.view(h, len(queries), group, -1).transpose(1, 2)
             sums_HN[:, : queries.stop] += softmax.weights(s_HGRN, pos, hidden).sum((1, 2))
     return sums_HN / group
-
-
-def _products(q_HMD: Tensor, k_HND: Tensor) -> Tensor:
-    """q.k of every head, [H, M, N]."""
-    if len(k_HND) == 1 and has_linear(k_HND):
-        return linear(q_HMD[0], k_HND[0].contiguous())[None]
-    return torch.bmm(q_HMD, k_HND.mT)
 
 
 def _plain_sums(s_HMN: Tensor, queries: range) -> Tensor:

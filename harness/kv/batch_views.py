@@ -111,11 +111,14 @@ class Batch:
 
     def _evicts(self, group: tuple[int, ...], rows: list[SequenceCache]) -> bool:
         """Whether steps evict tokens of a group, so that what stays is copied again and again."""
-        return rows[0].stack.evicts_steps and self.shape.layers[group[0]].window is None
+        return rows[0].stack.evicts_steps and self._window(group) is None
 
     def _copies(self, group: tuple[int, ...], rows: list[SequenceCache]) -> bool:
         """Whether tokens that are shown are copied at times: after evictions, and to the front of a window's room."""
-        return rows[0].stack.evicts_steps or self.shape.layers[group[0]].window is not None
+        return rows[0].stack.evicts_steps or self._window(group) is not None
+
+    def _window(self, group: tuple[int, ...]) -> int | None:
+        return self.shape.layers[group[0]].window
 
     @property
     def nbytes(self) -> int:
@@ -133,7 +136,7 @@ class Batch:
         """Bring the views up to date after a forward: for its rows, the stores before it, with its tokens, and what stays."""
         for team in self.teams:
             for g, one in enumerate(team.views or ()):
-                window, first = self.shape.layers[self.groups[g][0]].window, team.rows[0]
+                window, first = self._window(one.layers), team.rows[0]
                 if window is not None:  # stored as they are, by every stack
                     one.start += max(0, _longest(before[first], one.layers) + run.lengths[first] - (window - 1))
                     continue
@@ -158,13 +161,9 @@ def settled(
     """
     rows = range(len(grown)) if members is None else members
     choices = [cache.choices(run, b) for cache, b in zip(grown, rows, strict=True)]
-    evicts = any(one is not None for one in choices)
-    if evicts:
-        check_finite(choice for one in choices for choice in one or ())
+    check_finite(choice for one in choices for choice in one or ())
     if batch is not None:
         batch.follow(run, before, grown, choices)
-    if not evicts:
-        return list(grown)
     return [cache.evicted(choice) for cache, choice in zip(grown, choices, strict=True)]
 
 

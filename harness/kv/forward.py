@@ -35,7 +35,7 @@ class Forward:
     """
 
     shape: ModelShape
-    groups: Sequence[tuple[int, ...]]  # layers whose new rows lie in one tensor
+    groups: tuple[tuple[int, ...], ...]  # layers whose new rows lie in one tensor
     stores: Sequence[Store]
     seen: Sequence[int]
     lengths: Sequence[int]
@@ -73,7 +73,7 @@ class Forward:
     def __post_init__(self) -> None:
         self.asking = frozenset(row for row, need in enumerate(self.needs) if need)
         self.turns = any(self.unrotated or ())
-        self.places = self.places or places_of(self.groups)
+        self.places = places_of(self.groups)
 
     def enter(self, module: torch.nn.Module) -> Seat:
         """The seat of a module that attends now.
@@ -119,7 +119,6 @@ class Forward:
             outputs={} if references == list(rows) and len(rows) == 1 else None,
             latents=self.latents,
             seats=self.seats,
-            places=self.places,
         )
 
     def join(self, rows: Sequence[int], part: Forward) -> None:

@@ -30,7 +30,7 @@ Ropes = tuple[LayerRope | None, ...]
 def checked_ropes(
     model: PreTrainedModel,
     shape: ModelShape,
-    groups: Sequence[tuple[int, ...]],
+    groups: tuple[tuple[int, ...], ...],
     ropes: Ropes,
     cache: Cache | None = None,
     latents: Sequence[Latent | None] = (),

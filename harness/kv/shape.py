@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ class ModelShape:
         return reached / max(self.full_bytes(seen, itemsize), 1)
 
 
-def places_of(groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+@lru_cache
+def places_of(groups: tuple[tuple[int, ...], ...]) -> Mapping[int, tuple[int, int]]:
     """For every layer, the group that it is in, and where it stands there."""
     return {layer: (g, at) for g, group in enumerate(groups) for at, layer in enumerate(group)}

@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
+from measure import ALL_VIEWS
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -51,7 +52,6 @@ WIDE: dict[str, Any] = {  # set where a configuration has them
     "mamba_d_ssm": 1152,
     "max_position_embeddings": 8192,
 }
-VIEWS = 1 << 30  # bytes that decoded copies may take, as where memory is plenty
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 9,
     "head_dim": 32,
@@ -149,7 +149,7 @@ def ratios(config: PretrainedConfig, tokens: int, steps: int, repeats: int) -> t
 
     def ours_answers() -> list[float]:
         ask = Ask(row=prefix.row, held=ids[:1], max_new=steps)
-        return timed(lambda _: run.answer([ask], VIEWS) and None, 1)
+        return timed(lambda _: run.answer([ask], ALL_VIEWS) and None, 1)
 
     decoded = least({"stock": stock_decodes, "ours": ours_decodes}, repeats)
     answered = least({"stock": stock_answers, "ours": ours_answers}, repeats)

@@ -14,12 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import engine, prose, setup
+from measure import ALL_VIEWS, engine, prose, setup, stock, stock_batch
 from torch.profiler import ProfilerActivity, profile
-from transformers import DynamicCache
 
 from harness.engine.engine import Ask
-from harness.kv.attention import NAME
 from harness.kv.compat import forward
 from harness.stages.protocols import Needs
 
@@ -74,7 +72,6 @@ WHOLE = {
     "clamp",
 }
 WHOLE |= {"add_", "sub_", "mul_", "div_", "clamp_", "sort", "masked_fill_", "where", "amax", "argsort"}
-EVERYTHING = 1 << 40  # bytes: all views
 
 torch.set_num_threads(1)
 lm, cells = setup("experiment=default")
@@ -103,17 +100,14 @@ def ours(views: int, steps: int) -> float:
 
 
 @torch.inference_mode()
-def stock(steps: int) -> float:
+def by_stock(steps: int) -> float:
     """The same of transformers' own cache and attention."""
-    lm.model.set_attn_implementation("sdpa")
-    cache = DynamicCache(config=lm.model.config)
-    forward(lm.model, torch.tensor([ids]), torch.arange(TOKENS)[None], cache, torch.tensor([TOKENS - 1]))
-    cache.batch_repeat_interleave(ROWS)
     marks = []
-    for at in range(TOKENS, TOKENS + steps + 2):
-        forward(lm.model, torch.full((ROWS, 1), 5), torch.full((ROWS, 1), at), cache, torch.tensor([0]))
-        marks.append(time.process_time())
-    lm.model.set_attn_implementation(NAME)
+    with stock(lm):
+        cache = stock_batch(lm, ids, ROWS)
+        for at in range(TOKENS, TOKENS + steps + 2):
+            forward(lm.model, torch.full((ROWS, 1), 5), torch.full((ROWS, 1), at), cache, torch.tensor([0]))
+            marks.append(time.process_time())
     return (marks[-1] - marks[1]) / steps
 
 
@@ -139,8 +133,8 @@ def kernels(function: Callable[[int], object], steps: int) -> float:
 
 
 ways: dict[str, Callable[[int], float]] = {
-    "stock": stock,
-    "views auto": lambda n: ours(EVERYTHING, n),
+    "stock": by_stock,
+    "views auto": lambda n: ours(ALL_VIEWS, n),
     "views off": lambda n: ours(0, n),
 }
 times = dict.fromkeys(ways, float("inf"))

@@ -12,11 +12,9 @@ import sys
 import time
 
 import torch
-from measure import ALL_VIEWS, engine, prose, setup
-from transformers import DynamicCache
+from measure import ALL_VIEWS, engine, prose, setup, stock, stock_batch
 
 from harness.engine.answers import Ask
-from harness.kv.attention import NAME
 from harness.kv.compat import forward
 from harness.stages.protocols import Needs
 
@@ -53,20 +51,16 @@ def answer(ids: list[int], chosen: list, spent: dict[int, float]) -> list[tuple[
 
 
 @torch.inference_mode()
-def stock(ids: list[int], spent: dict[int, float]) -> None:
+def by_stock(ids: list[int], spent: dict[int, float]) -> None:
     """Adds the CPU seconds to each of the numbers of new tokens of transformers' own cache and attention to `spent`."""
-    lm.model.set_attn_implementation("sdpa")
-    begin, cache, at = time.process_time(), DynamicCache(config=lm.model.config), len(ids)
-    forward(lm.model, torch.tensor([ids]), torch.arange(at)[None], cache, [at - 1])
-    cache.batch_repeat_interleave(len(cells))
-    fed = question
+    begin, at, fed = time.process_time(), len(ids), question
+    cache = stock_batch(lm, ids, len(cells))
     for done in range(1, NEW[-1] + 1):
         places = torch.arange(at, at + len(fed)).expand(len(cells), -1)
         forward(lm.model, torch.tensor(fed).expand(len(cells), -1), places, cache, [len(fed) - 1])
         fed, at = question[:1], at + len(fed)
         if done in spent:
             spent[done] += time.process_time() - begin
-    lm.model.set_attn_implementation(NAME)
 
 
 total = {name: dict.fromkeys(NEW, 0.0) for name in ("alone", "fused", "stock")}
@@ -75,7 +69,8 @@ answer(prose(lm, 512), cells, dict.fromkeys(NEW, 0.0))  # what is done once: pro
 for example in range(EXAMPLES):
     ids = prose(lm, TOKENS, skip=example * TOKENS)
     fused = answer(ids, cells, total["fused"])
-    stock(ids, total["stock"])
+    with stock(lm):
+        by_stock(ids, total["stock"])
     alone = [answer(ids, [cell], total["alone"])[0] for cell in cells]
     for a, f in zip(alone, fused, strict=True):
         pairs += 1

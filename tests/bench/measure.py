@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -14,11 +15,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import hydra
 import torch
 from omegaconf import OmegaConf
+from transformers import DynamicCache
 
 from harness.configure.arms import Arm, arms_of
 from harness.configure.typed import build
 from harness.engine.engine import Engine
 from harness.kv.attention import NAME
+from harness.kv.compat import forward
 from harness.models.load import LM, load
 
 CONF = str(Path(__file__).parents[2] / "conf")
@@ -37,6 +40,25 @@ def setup(*overrides: str) -> tuple[LM, list[Arm]]:
 def engine(lm: LM, kv_dtype: torch.dtype | None = None, *, invariant: bool = False) -> Engine:
     """An engine without end tokens: every row decodes the same number of steps. invariant: as `batch_invariant` of a run."""
     return Engine(lm.model, kv_dtype or lm.kv_dtype, (), invariant=invariant)
+
+
+@contextmanager
+def stock(lm: LM) -> Iterator[None]:
+    """Inside, the model attends as transformers does."""
+    lm.model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        lm.model.set_attn_implementation(NAME)
+
+
+@torch.inference_mode()
+def stock_batch(lm: LM, ids: list[int], rows: int) -> DynamicCache:
+    """transformers' own cache of a context that is read once, repeated for so many rows; inside `stock`."""
+    cache = DynamicCache(config=lm.model.config)
+    forward(lm.model, torch.tensor([ids]), torch.arange(len(ids))[None], cache, [len(ids) - 1])
+    cache.batch_repeat_interleave(rows)
+    return cache
 
 
 def prose(lm: LM, n: int, skip: int = 0) -> list[int]:

@@ -10,29 +10,16 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
-from measure import best, engine, prose, setup
+from measure import best, engine, prose, setup, stock
 from transformers import DynamicCache
 
-from harness.kv.attention import NAME
 from harness.kv.compat import forward
 from harness.models.load import LM
 from harness.stages.protocols import Needs
 
 SUMS = Needs(column_sums=True)
-
-
-@contextmanager
-def stock(lm: LM) -> Iterator[None]:
-    """Inside, the model attends as transformers does."""
-    lm.model.set_attn_implementation("sdpa")
-    try:
-        yield
-    finally:
-        lm.model.set_attn_implementation(NAME)
 
 
 @torch.inference_mode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -66,9 +66,7 @@ class Part:
     views: Sequence[Views] | None
     pos_RHN: Tensor | None = None
 
-    def apart(self) -> Iterator[Part]:
-        """Its rows, each a part of its own."""
-        for i in range(len(self.rows)):
-            one = slice(i, i + 1)
-            pos_RHN = None if self.pos_RHN is None else self.pos_RHN[one]
-            yield Part(self.rows[one], self.heads, self.slots[one], self.softmax, self.views, pos_RHN)
+    def of_rows(self, at: slice) -> Part:
+        """The same heads in some of its rows."""
+        pos_RHN = None if self.pos_RHN is None else self.pos_RHN[at]
+        return Part(self.rows[at], self.heads, self.slots[at], self.softmax, self.views, pos_RHN)
