@@ -69,8 +69,9 @@ class Recording(Engine):
 
 
 def recording(family: str) -> Recording:
+    """An engine as runs have it by default: views may change the teams, and so what is attended in one call."""
     engine = tiny_models.engine(family)
-    return Recording(engine.model, engine.kv_dtype)
+    return Recording(engine.model, engine.kv_dtype, invariant=True)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "mistral"])
