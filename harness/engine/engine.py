@@ -236,7 +236,7 @@ class Engine(PreparedModel):
                 logits = forward(self.model, ids_BL, positions_BL, cache, wanted)
         finally:
             CURRENT.reset(token)
-        assert len(run.stats) == len(self.shape.layers), "a layer did not reach our attention"
+        assert len(run.stats) == len(self.shape.layers) and not run.handed, "a layer did not reach our attention"
         run.states = self.entrance.close(cache, len(caches))
         if not every and len(last) == 1:
             logits = logits[:, 0]

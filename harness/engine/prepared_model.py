@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from harness.engine.tiles import TILE, in_tiles, prepare, tiles
 from harness.errors import UserError
+from harness.kv.attending.latent_cache import LatentCache
 from harness.kv.attending.seat import Seat
 from harness.kv.attention import NAME
 from harness.kv.batch_views import Batch
-from harness.kv.compat import forward, layer_devices, shape_of
+from harness.kv.compat import EntryCache, forward, layer_devices, shape_of
 from harness.kv.families.latent_entry import latents_of
 from harness.kv.families.own_attention import adapt
 from harness.kv.families.position_tables import placed, position_table
@@ -59,13 +60,14 @@ class PreparedModel:
             self.shape.of_model(range(len(self.shape.layers))),
             model.config.get_text_config(decoder=True).num_hidden_layers,
         )
-        self.entrance = Entrance(model, n, hybrid=self.shape.hybrid)
+        self.latents, self.seats = latents_of(model, self.shape), dict[torch.nn.Module, Seat]()
+        entry = LatentCache if self.latents else EntryCache
+        self.entrance = Entrance(model, n, hybrid=self.shape.hybrid, entry=entry)
         places = layer_devices(model, n)
         devices = [places[i] for i in numbers]
         self.device = input_device(model)  # of token ids
         self.devices = tuple(dict.fromkeys((self.device, *places)))
         ropes, moves = ropes_of(model, n)
-        self.latents, self.seats = latents_of(model, self.shape), dict[torch.nn.Module, Seat]()
         ropes, odd = checked_ropes(
             model,
             self.shape,

@@ -50,11 +50,15 @@ def attend(
         query = seat.temperature.of(query, [run.start(row) for row in range(len(run.lengths))])
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = Call(module, run, layer, seat.shape, scaling, softmax, kwargs, query, seat.reads, latent)
-    if latent is not None:
+    if layer in run.handed:
+        run.handed.remove(layer)
+        call.whole = True
+    elif latent is not None:
         # Keys and values of new tokens, as the layer itself expanded them: right unless what is stored was rounded.
         call.given = (key, value) if key.dtype == run.kv_dtype else None
         key, value = latent.parts(key, run.entering.pop(layer))
-    key, value = run.kept_new(layer) if seat.reads else run.keep_new(layer, key, value)
+    if not call.whole:
+        key, value = run.kept_new(layer) if seat.reads else run.keep_new(layer, key, value)
     teams = run.alike(layer)
     if len(teams) == 1:  # all rows, of one length
         out = _attend_rows(call, teams[0], query, key, value)

@@ -60,6 +60,7 @@ class Forward:
     latents: Sequence[Latent | None] = ()  # of each layer, how what it stores becomes keys and values; None: it is them
     seats: dict[torch.nn.Module, Seat] = field(default_factory=dict)  # of the model's attention modules, as they are met
     entering: dict[int, Tensor] = field(default_factory=dict)  # of a layer, the new tokens' latents [B, ..., L, C], as met
+    handed: set[int] = field(default_factory=set)  # layers that were given what is stored too, and have not attended yet
     leaves: dict[int, tuple[Tensor, Tensor]] | None = None  # where gradients are asked for: keys and values as attended to
     masks: dict[tuple[int, int, int | None, torch.device], Tensor] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,14 @@ from torch import Tensor
 from harness.stages.transfers import numbers
 
 ROOM = 64  # tokens that a view can grow by before it is copied into a larger one
+
+
+class Span(NamedTuple):
+    """K and V of one layer, [R, H, N + L, D], and the places of the L newest tokens in them, [2, R, H, L, D] or two of [1, ...]."""
+
+    keys: Tensor
+    values: Tensor
+    places: Sequence[Tensor]
 
 
 @dataclass(eq=False)
@@ -27,13 +36,19 @@ class Views:
     stored: list[Tensor]
     spare: Tensor | None
     start: int = 0
-    _cut: Sequence[tuple[Tensor, ...]] = ()
+    _cut: Mapping[tuple[int, int, int], Sequence[Span]] = field(default_factory=dict)  # of all layers, for the step that is fed
 
-    def layer(self, at: int) -> tuple[Tensor, ...]:
-        """The same tensors for one of its layers, [2 or 1, R, H, room, D]."""
-        if not self._cut:
-            self._cut = list(zip(*(x.unbind(1) for x in self.stored), strict=True))
-        return self._cut[at]
+    def span(self, at: int, n: int, length: int, *, alike: bool) -> Span:
+        """What one of its layers holds, n tokens, and `length` places behind them.
+
+        alike: all layers hold as many, and are cut together.
+        """
+        if not alike:
+            return _spans([x.narrow(1, at, 1) for x in self.stored], self.start, n, length)[0]
+        key = self.start, n, length
+        if key not in self._cut:
+            self._cut = {key: _spans(self.stored, *key)}
+        return self._cut[key][at]
 
     @property
     def both(self) -> list[Tensor]:
@@ -49,7 +64,7 @@ class Views:
         """Make room for so many tokens."""
         if self.start + room <= self.room:
             return
-        self._cut = ()
+        self._cut = {}
         if room > self.room:
             self.stored = [torch.nn.functional.pad(x, (0, 0, 0, room + ROOM - self.room)) for x in self.stored]
         if self.start:
@@ -69,7 +84,7 @@ class Views:
 
     def keep(self, index_YRHN: Tensor, room: int) -> None:
         """Copy the tokens index_YRHN of every layer, row and head to the front, with `room` free places behind them."""
-        self._cut = ()
+        self._cut = {}
         index = torch.nn.functional.pad(index_YRHN, (0, room))
         for i, x in enumerate(self.stored):
             starts = torch.arange(0, math.prod(x.shape[:5]), x.shape[4], device=index.device)
@@ -79,6 +94,14 @@ class Views:
                 out = x.new_empty(size)
             kept = torch.index_select(x.flatten(0, 4), 0, flat, out=out[:size].view(-1, x.shape[-1]))
             self.stored[i], self.spare = kept.view(*x.shape[:4], -1, x.shape[-1]), x.flatten()
+
+
+def _spans(stored: Sequence[Tensor], start: int, n: int, length: int) -> list[Span]:
+    """Of every layer of views."""
+    shown = (x.narrow(4, start, n + length) for x in stored)
+    sides = (side.unbind(0) for x in shown for side in x.unbind(0))
+    free = zip(*(x.narrow(4, start + n, length).unbind(1) for x in stored), strict=True)
+    return [Span(k, v, places) for k, v, places in zip(*sides, free, strict=True)]
 
 
 @dataclass(eq=False)

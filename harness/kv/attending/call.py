@@ -32,7 +32,8 @@ class Call:
     query: Tensor
     reads: bool  # the store of another layer, in whose statistics only its own queries count
     latent: Latent | None
-    given: tuple[Tensor, Tensor] | None = None
+    given: tuple[Tensor, Tensor] | None = None  # of a latent: new keys and values, as the layer expanded them
+    whole: bool = False  # the layer has expanded what is stored as well
 
     @cached_property
     def scaled_BQD(self) -> Tensor:

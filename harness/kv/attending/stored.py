@@ -8,21 +8,27 @@ import torch
 from torch import Tensor
 
 from harness.kv.attending.call import Call, Part
+from harness.kv.forward import Forward
 from harness.kv.head_group import with_new
 from harness.stages.transfers import places
 
 
 def read(call: Call, part: Part, dtype: torch.dtype, new_k: Tensor, new_v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values [R, H, N + L, D], in `dtype`, of N stored tokens and of the new ones, [R, H, L, D]."""
-    run, length = call.run, new_k.shape[2]
+    if call.whole:
+        return new_k, new_v
+    k, v = held(call.run, call.layer, part, dtype, new_k, new_v)
+    return (k, v) if call.latent is None else call.expanded(call.latent, part.rows, k, v, new_k.shape[2])
+
+
+def held(run: Forward, layer: int, part: Part, dtype: torch.dtype, new_k: Tensor, new_v: Tensor) -> tuple[Tensor, Tensor]:
+    """The same without expanding latents."""
+    length = new_k.shape[2]
     if part.views is not None:
-        k, v = _shown(call, part, length)
-    else:
-        k, v = with_new(part.slots, new_k.to(dtype), new_v.to(dtype))
-        if run.turns:
-            _turn_stored(call, part, k, length)
-    if call.latent is not None:
-        k, v = call.expanded(call.latent, part.rows, k, v, length)
+        return _shown(run, layer, part, length)
+    k, v = with_new(part.slots, new_k.to(dtype), new_v.to(dtype))
+    if run.turns:
+        _turn_stored(run, layer, part, k, length)
     return k, v
 
 
@@ -36,27 +42,27 @@ def positions(call: Call, part: Part, k_RHND: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def _shown(call: Call, part: Part, length: int) -> list[Tensor]:
+def _shown(run: Forward, layer: int, part: Part, length: int) -> tuple[Tensor, Tensor]:
     """From views: K and V of some heads, the new tokens written behind the stored ones."""
-    (group, at), n, shown = call.run.places[call.layer], part.slots[0].head_group.n, list[Tensor]()
+    (group, at), stored = run.places[layer], part.slots[0].head_group
     assert part.views is not None
     views = part.views[group]
-    for view, new in zip(views.layer(at), call.run.fresh[group][at], strict=True):  # [2 or 1, rows, H, tokens, D]
-        if part.heads.stop - part.heads.start < new.shape[2]:
-            view, new = view[:, :, part.heads], new[:, :, part.heads]
+    k, v, places = views.span(at, stored.n, length, alike=stored.heads.layers == views.layers)
+    some = part.heads.stop - part.heads.start < k.shape[1]
+    for place, new in zip(places, run.fresh[group][at], strict=True):  # [2 or 1, rows, H, tokens, D]
+        if some:
+            place, new = place[:, :, part.heads], new[:, :, part.heads]
         if len(part.rows) < new.shape[1]:
             new = new[:, part.rows[0] : part.rows[-1] + 1]
-        view = view.narrow(3, views.start, n + length)
-        view.narrow(3, n, length).copy_(new if length == new.shape[3] else new.narrow(3, 0, length))
-        shown += view.unbind(0)
-    return shown
+        place.copy_(new if length == new.shape[3] else new.narrow(3, 0, length))
+    return (k[:, part.heads], v[:, part.heads]) if some else (k, v)
 
 
-def _turn_stored(call: Call, part: Part, k_RHND: Tensor, length: int) -> None:
+def _turn_stored(run: Forward, layer: int, part: Part, k_RHND: Tensor, length: int) -> None:
     """Rotate, in place, stored keys that have no rotation yet: to their own positions, or the places before the new tokens."""
     n = k_RHND.shape[2] - length
     for row, slot, k_HND in zip(part.rows, part.slots, k_RHND, strict=bool(n)):
-        if n and call.run.is_unrotated(row):
-            rope, pos = call.run.ropes[call.layer], call.run.own_positions(row, slot)
+        if n and run.is_unrotated(row):
+            rope, pos = run.ropes[layer], run.own_positions(row, slot)
             assert rope is not None
-            k_HND[:, :n] = rope.range(k_HND[:, :n], call.run.start(row) - n) if pos is None else rope.rotate(k_HND[:, :n], pos)
+            k_HND[:, :n] = rope.range(k_HND[:, :n], run.start(row) - n) if pos is None else rope.rotate(k_HND[:, :n], pos)

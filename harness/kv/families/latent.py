@@ -26,13 +26,15 @@ class Latent:
     """How one layer's stored parts become keys and values: by its own up-projection.
 
     up: [..., d_c] to [..., heads * (d_plain + d_value)], head by head its plain key channels, then its value. d_rope: width of
-    the shared rotated part, the last channels of every key. dtype: what `up` computes in.
+    the shared rotated part, the last channels of every key. dtype: what `up` computes in. handed: the layer hands its cache the
+    latents, and expands those that it gets back.
     """
 
     up: torch.nn.Module
     shape: Expanded
     d_rope: int
     dtype: torch.dtype
+    handed: bool = False
 
     def expand(self, rope_R1ND: Tensor, latent_R1NC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [R, H, N, D] and values [R, H, N, D'] of R rows, as the layer itself expands them."""

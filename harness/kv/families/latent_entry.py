@@ -1,6 +1,7 @@
 """Where latents enter: what a layer's up-projection is given for new tokens, whatever the version of transformers caches.
 
-transformers 5.24 hands its cache the latent, 5.2 the keys and values that were made of it: both put it through `kv_b_proj`.
+transformers 5.24 hands its cache the latent (`kv.attending.latent_cache`), 5.2 the keys and values that were made of it, by
+`kv_b_proj`.
 """
 
 from __future__ import annotations
@@ -16,27 +17,31 @@ from harness.kv.families.latent import Latent
 from harness.kv.forward import CURRENT
 from harness.kv.shape import ModelShape
 
-UP = "kv_b_proj"
+UP, EXPAND = "kv_b_proj", "expand_kv"  # the second where the cache is read between the two
 
 
 def latents_of(model: PreTrainedModel, shape: ModelShape) -> tuple[Latent | None, ...]:
-    """How each layer's latents become keys and values, watched from now on; () for a model that stores none.
+    """How each layer's latents become keys and values; () for a model that stores none.
+
+    Layers that do not hand their cache the latents are watched from now on.
 
     UserError if a layer that should store a latent has no up-projection.
     """
     if all(layer.expanded is None for layer in shape.layers):
         return ()
-    ups = {int(m.layer_idx): getattr(m, UP) for m in model.get_decoder().modules() if hasattr(m, UP)}
+    layers = {int(m.layer_idx): m for m in model.get_decoder().modules() if hasattr(m, UP)}
     found: list[Latent | None] = []
     for i, layer in enumerate(shape.layers):
         if layer.expanded is None:
             found.append(None)
             continue
         number = shape.of_model([i])[0]
-        if number not in ups:
+        if number not in layers:
             raise UserError(f"this model is not supported: layer {number} stores a latent and has no {UP} that expands it")
-        _watch(ups[number], i)
-        found.append(Latent(ups[number], layer.expanded, layer.d_key, model.dtype))
+        module, handed = layers[number], hasattr(layers[number], EXPAND)
+        if not handed:
+            _watch(getattr(module, UP), i)
+        found.append(Latent(getattr(module, UP), layer.expanded, layer.d_key, model.dtype, handed))
     return tuple(found)
 
 

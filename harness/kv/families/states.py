@@ -53,13 +53,12 @@ def fed_together(
 class Entrance:
     """Makes the cache that transformers sees in a forward, with the states of the batch in it, and takes them out again.
 
-    hybrid: whether some of the model's layers have states. Without any, one cache is enough for all forwards.
+    hybrid: whether some of the model's layers have states. Without any, one cache is enough for all forwards. entry: its class.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: int, *, hybrid: bool) -> None:
-        self.hybrid = hybrid
-        self._class = _entry_class(model) if hybrid else EntryCache
-        self._blank = self._cache(DynamicCache(config=model.config).layers) if hybrid else EntryCache(layers)
+    def __init__(self, model: PreTrainedModel, layers: int, *, hybrid: bool, entry: type[EntryCache] = EntryCache) -> None:
+        self.hybrid, self._class = hybrid, _of_family(model, entry) if hybrid else entry
+        self._blank = self._cache(DynamicCache(config=model.config).layers if hybrid else layers)
         self._filled: Cache | None = None  # one as a first forward leaves it, for every forward after a first one
         self._homes: list[list[Home]] = []  # where its states are found
 
@@ -89,10 +88,10 @@ class Entrance:
             return [States(tuple(x[:, 0] for x in together))]
         return [States(tuple(x[:, row].clone() for x in together)) for row in range(rows)]
 
-    def _cache(self, layers: list[Any]) -> Cache:
+    def _cache(self, layers: int | list[Any]) -> Cache:
         cache = self._class(layers)
-        if self._class is not EntryCache:
-            setattr(cache, LISTED, [None] * len(layers))
+        if hasattr(self._class, f"get_{LISTED}"):
+            setattr(cache, LISTED, [None] * len(cache.layers))
         return cache
 
     def _copy(self, cache: Cache) -> Cache:
@@ -107,11 +106,11 @@ class Entrance:
         return copied
 
 
-def _entry_class(model: PreTrainedModel) -> type[EntryCache]:
-    """The class of the cache: one that the model takes for its own, where it insists on that."""
+def _of_family(model: PreTrainedModel, entry: type[EntryCache]) -> type[EntryCache]:
+    """The class of the cache, as one that the model takes for its own, where it insists on that."""
     module = vars(sys.modules[type(model.get_decoder()).__module__])
     own = [x for x in module.values() if isinstance(x, type) and issubclass(x, Cache) and hasattr(x, f"get_{LISTED}")]
-    return cast("type[EntryCache]", type("EntryCache", (EntryCache, *own), {})) if own else EntryCache
+    return cast("type[EntryCache]", type(entry.__name__, (entry, *own), {})) if own else entry
 
 
 def _homes(cache: Cache) -> list[list[Home]]:
