@@ -43,21 +43,21 @@ def attend(
     """
     run = CURRENT.get()
     seat = run.enter(module)
-    layer, latent = seat.layer, seat.latent
+    layer = seat.layer
     honoured.check(module, seat.shape, key, value, attention_mask, kwargs)
     softmax, kwargs = honoured.softmax_of(kwargs)
     if seat.temperature is not None:
         query = seat.temperature.of(query, [run.start(row) for row in range(len(run.lengths))])
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    call = Call(module, run, layer, seat.shape, scaling, softmax, kwargs, query, seat.reads, latent)
+    call = Call(module, run, seat, scaling, softmax, kwargs, query)
     if layer in run.handed:
         run.handed.remove(layer)
         call.whole = True
-    elif latent is not None:
-        # Keys and values of new tokens, as the layer itself expanded them: right unless what is stored was rounded.
-        call.given = (key, value) if key.dtype == run.kv_dtype else None
-        key, value = latent.parts(key, run.entering.pop(layer))
-    if not call.whole:
+    else:
+        if seat.latent is not None:
+            # Keys and values of new tokens, as the layer itself expanded them: right unless what is stored was rounded.
+            call.given = (key, value) if key.dtype == run.kv_dtype else None
+            key, value = seat.latent.parts(key, run.entering.pop(layer))
         key, value = run.kept_new(layer) if seat.reads else run.keep_new(layer, key, value)
     teams = run.alike(layer)
     if len(teams) == 1:  # all rows, of one length
@@ -77,9 +77,9 @@ def attend(
 
 def _attend_rows(call: Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Output [R, L, Q, D] of rows whose stores have the same shape, part by part; their statistics go to the forward."""
-    stores = [call.run.stores[row].get(call.layer, ()) for row in team.rows]
+    stores = [call.run.stores[row].get(call.seat.layer, ()) for row in team.rows]
     if len(stores[0]) < 2:  # all heads are one part
-        slots = [slot for store in stores for slot in store]
+        slots = stores[0] if len(stores) == 1 else [slot for store in stores for slot in store]
         return _attend_heads(call, Part(team.rows, slice(0, k.shape[1]), slots, call.softmax, team.views), q, k, v)
     outputs, group = [], q.shape[1] // k.shape[1]
     for slots in map(list, zip(*stores, strict=True)):
@@ -93,35 +93,28 @@ def _attend_rows(call: Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Ten
 def _attend_heads(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same for one part, q [R, Q', L, D], k and v [R, H', L, D]."""
     if part.slots and part.slots[0].head_group.folded:
-        q, k = beside_flat(call.run, call.layer, part.rows, q, k)
+        q, k = beside_flat(call.run, call.seat.layer, part.rows, q, k)
     k, v = read(call, part, q.dtype, k, v)
     if part.softmax.positional:
         part.pos_RHN = positions(call, part, k)
-    calls = call.run.calls(part.rows)
-    if len(calls) == 1:
+    if len(part.rows) == 1 or not call.run.by_row:
         out = _output(call, part, q, k, v)
     else:
-        out = torch.cat([_output(call, part.of_rows(at), q[at], k[at], v[at]) for at in calls])
-    if call.records(part.rows):
+        out = torch.cat([_output(call, part.of_rows(at), q[at], k[at], v[at]) for at in call.run.calls(part.rows)])
+    if call.run.asking and call.records(part.rows):
         record(call, part, q, k)
     return out
 
 
 def _output(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Output [R, L, Q', D] of the part's rows, in one call."""
-    if part.softmax.plain:
-        return _sdpa(call, part.rows, q, k, v)
-    seen = Seen(k.shape[2] - q.shape[2], call.shape.window, part.pos_RHN)
-    return softmax_attention(q, k, v, call.scaling, part.softmax, seen)
-
-
-def _sdpa(call: Call, rows: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Transformers' own attention, with the mask that it would be given."""
-    length = q.shape[2]
+    """Output [R, L, Q', D] of the part's rows, in one call; transformers' own attention has the mask that it would be given."""
+    length, shape = q.shape[2], call.seat.shape
     past = k.shape[2] - length
-    mask = call.run.mask(past, length, call.shape.window, q.device)
-    if mask is not None and call.shape.chunked:
-        mask = in_chunks(call.run, mask, rows, past, call.shape)
+    if not part.softmax.plain:
+        return softmax_attention(q, k, v, call.scaling, part.softmax, Seen(past, shape.window, part.pos_RHN))
+    mask = call.run.mask(past, length, shape.window, q.device)
+    if mask is not None and shape.chunked:
+        mask = in_chunks(call.run, mask, part.rows, past, shape)
     return sdpa(call, q, k, v, mask)
 
 

@@ -202,9 +202,9 @@ def _encoded(one: Views, i: int, run: Forward, group: int, before: SequenceCache
     for old, part in zip(before.head_groups, grown.head_groups, strict=True):
         if run.places[part.heads.layers[0]][0] != group:
             continue
-        for x, side, was in zip(one.both, (part.keys, part.values), (old.keys, old.values), strict=True):
+        for at, (side, was) in enumerate(((part.keys, old.keys), (part.values, old.values))):
             if side.codec.lossy and side.n_encoded > was.n_encoded:
-                _decode_newer(x[:, i], run, part, side, was.n_encoded)
+                _decode_newer(one.both[at][:, i], run, part, side, was.n_encoded)
 
 
 def _decode_newer(view_LHND: Tensor, run: Forward, part: HeadGroup, side: TokenStore, old: int) -> None:

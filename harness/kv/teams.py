@@ -16,7 +16,7 @@ ROOM = 64  # tokens that a view can grow by before it is copied into a larger on
 
 
 class Span(NamedTuple):
-    """K and V of one layer, [R, H, N + L, D], and the places of the L newest tokens in them, [2, R, H, L, D] or two of [1, ...]."""
+    """K and V of one layer, [R, H, N + L, D], and where their L newest tokens lie: [2, R, H, L, D], or two of [1, ...]."""
 
     keys: Tensor
     values: Tensor

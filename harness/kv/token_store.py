@@ -75,9 +75,9 @@ class TokenStore:
 
     def append(self, x_HND: Tensor, heads: Heads | None = None) -> TokenStore:
         """Add tokens to the tail, and encode the oldest of it once the codec says so: the same however calls are chunked."""
-        if type(self.codec) is Exact and self.decoded_HND is None:  # nothing waits, and nothing is computed
-            new = self.codec.encode(x_HND)
-            return replace(self, chunks=self._followed_by(new), written=self.written + x_HND.numel())
+        if type(self) is TokenStore and type(self.codec) is Exact and self.decoded_HND is None:  # nothing waits or is computed
+            chunks, written = self._followed_by(self.codec.encode(x_HND)), self.written + x_HND.numel()
+            return TokenStore(self.codec, chunks, self.tail_HND, None, written, self.first_HND, self.changed)
         if self.first_HND is not None and (missing := self.codec.sinks - self.n_first):
             begun = replace(self, first_HND=torch.cat((self.first_HND, x_HND[:, :missing]), 1))
             rest = x_HND[:, missing:].clone()

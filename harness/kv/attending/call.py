@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.attending.seat import Seat
 from harness.kv.families.latent import Latent
 from harness.kv.forward import Forward
 from harness.kv.head_group import Slot
-from harness.kv.shape import LayerShape
 from harness.kv.teams import Views
 from harness.stages.softmax import Softmax
 
@@ -24,14 +24,11 @@ class Call:
 
     module: torch.nn.Module
     run: Forward
-    layer: int
-    shape: LayerShape
+    seat: Seat
     scaling: float
     softmax: Softmax
     kwargs: dict[str, Any]
     query: Tensor
-    reads: bool  # the store of another layer, in whose statistics only its own queries count
-    latent: Latent | None
     given: tuple[Tensor, Tensor] | None = None  # of a latent: new keys and values, as the layer expanded them
     whole: bool = False  # the layer has expanded what is stored as well
 
@@ -42,7 +39,8 @@ class Call:
 
     def records(self, rows: list[int]) -> bool:
         """Whether any of these rows asks for statistics of this layer."""
-        return self.shape.window is None and not self.reads and not self.run.asking.isdisjoint(rows)
+        watched = self.seat.shape.window is None and not self.seat.reads  # only queries of the store's own layer count
+        return watched and not self.run.asking.isdisjoint(rows)
 
     def expanded(self, latent: Latent, rows: list[int], k: Tensor, v: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [R, H', N + L, D'] of what is stored and new, parts of latents [R, 1, N + L, D]."""

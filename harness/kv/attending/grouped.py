@@ -17,11 +17,14 @@ from harness.kv.attending.call import Call
 def sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Output [R, L, Q, D] of queries [R, Q, L, D] over keys and values [R, H, N, D]."""
     repeats = mask is not None and q.shape[2] > 1 and q.shape[1] > k.shape[1]  # of one query, transformers packs a group
-    plain = not call.kwargs.get("dropout") and not q.requires_grad and k.shape[3] == v.shape[3]
-    if repeats and plain and q.device.type == "cpu" and _reads_groups(q.dtype):
+    if repeats and _plain(call, q, k, v) and _reads_groups(q.dtype):
         return _grouped(q, k, v, mask, call.scaling).transpose(1, 2).contiguous()
     out: Tensor = sdpa_attention_forward(call.module, q, k, v, mask, scaling=call.scaling, **call.kwargs)[0]
     return out
+
+
+def _plain(call: Call, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return q.device.type == "cpu" and not call.kwargs.get("dropout") and not q.requires_grad and k.shape[3] == v.shape[3]
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float) -> Tensor:

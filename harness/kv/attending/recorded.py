@@ -21,9 +21,9 @@ def record(call: Call, part: Part, q: Tensor, k: Tensor) -> None:
         queries = q[i, :, -need.queries :] if need.queries else None
         if queries is not None and q.shape[2] > 1:
             queries = own(queries)  # they outlive a prefill; those of a step go with it
-        rope, start = run.query_rope(call.layer), run.start(row)
+        rope, start = run.query_rope(call.seat.layer), run.start(row)
         mean, cov = query_moments(q[i], rope, start) if need.query_moments else (None, None)
-        run.stats[call.layer][row] = Stats(sums.get(i), queries, call.scaling, mean, cov, part.softmax)
+        run.stats[call.seat.layer][row] = Stats(sums.get(i), queries, call.scaling, mean, cov, part.softmax)
 
 
 def _sums(call: Call, part: Part, wanted: list[int], q: Tensor, k: Tensor) -> dict[int, Tensor]:
@@ -40,13 +40,13 @@ def _sums(call: Call, part: Part, wanted: list[int], q: Tensor, k: Tensor) -> di
     else:  # summed block by block, and the size of a block must be the row's own affair
         each = [None] * len(part.rows) if pos_RHN is None else list(pos_RHN)
         found = [column_sums(q[i], k[i], call.scaling, softmax, each[i]) for i in wanted]
-    if call.latent is not None:
+    if call.seat.latent is not None:
         found = [x.mean(0, keepdim=True) for x in found]
     return dict(zip(wanted, found, strict=True))
 
 
 def _scaled(call: Call, part: Part, wanted: list[int], q: Tensor, k: Tensor) -> Tensor:
     """The single new query of these rows times the scaling, [R, Q, D], for the heads of the part."""
-    heads, group = part.heads if call.latent is None else slice(0, k.shape[1]), q.shape[1] // k.shape[1]
+    heads, group = part.heads if call.seat.latent is None else slice(0, k.shape[1]), q.shape[1] // k.shape[1]
     scaled_RQD = call.run.pick(call.scaled_BQD, [part.rows[i] for i in wanted])
     return scaled_RQD[:, heads.start * group : heads.stop * group]

@@ -17,8 +17,8 @@ def read(call: Call, part: Part, dtype: torch.dtype, new_k: Tensor, new_v: Tenso
     """Keys and values [R, H, N + L, D], in `dtype`, of N stored tokens and of the new ones, [R, H, L, D]."""
     if call.whole:
         return new_k, new_v
-    k, v = held(call.run, call.layer, part, dtype, new_k, new_v)
-    return (k, v) if call.latent is None else call.expanded(call.latent, part.rows, k, v, new_k.shape[2])
+    (k, v), latent = held(call.run, call.seat.layer, part, dtype, new_k, new_v), call.seat.latent
+    return (k, v) if latent is None else call.expanded(latent, part.rows, k, v, new_k.shape[2])
 
 
 def held(run: Forward, layer: int, part: Part, dtype: torch.dtype, new_k: Tensor, new_v: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import copy
 import sys
 from collections.abc import Iterator, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -61,6 +62,9 @@ class Entrance:
         self._blank = self._cache(DynamicCache(config=model.config).layers if hybrid else layers)
         self._filled: Cache | None = None  # one as a first forward leaves it, for every forward after a first one
         self._homes: list[list[Home]] = []  # where its states are found
+        self._opened: list[
+            tuple[Tensor, Sequence[Tensor]]
+        ] = []  # what was put there: states [states, B, ...], and each of them
 
     def open(self, rows: Sequence[States | None]) -> Cache:
         """A cache for sequences that have all seen something, or all nothing (None); to be closed before the next one opens."""
@@ -69,8 +73,10 @@ class Entrance:
         if rows[0] is None:
             return self._copy(self._blank)
         assert self._filled is not None
-        for homes, *tensors in zip(self._homes, *(row.held for row in rows if row is not None), strict=True):
-            for (container, key), x in zip(homes, torch.stack(tensors, 1).unbind(0), strict=True):
+        together = [torch.stack(tensors, 1) for tensors in zip(*(row.held for row in rows if row is not None), strict=True)]
+        self._opened = [(x, x.unbind(0)) for x in together]
+        for homes, (_, states) in zip(self._homes, self._opened, strict=True):
+            for (container, key), x in zip(homes, states, strict=True):
                 container[key] = x
         return self._filled
 
@@ -78,8 +84,10 @@ class Entrance:
         """The states of each sequence after a forward, in storages of their own."""
         if not self.hybrid:
             return [States()] * rows
-        found = self._homes if cache is self._filled else _homes(cache)
-        together = [_together([container[key] for container, key in homes]) for homes in found]
+        found, opened = (self._homes, self._opened) if cache is self._filled else (_homes(cache), [])
+        states = [[container[key] for container, key in homes] for homes in found]
+        together = [_together(*one) for one in zip_longest(states, opened)]
+        self._opened = []
         if self._filled is None:
             self._filled, self._homes = cache, found
         for container, key in (home for homes in found for home in homes):
@@ -134,12 +142,8 @@ def _all_homes(cache: Cache) -> Iterator[Home]:
     yield from ((listed, at) for at, x in enumerate(listed) if isinstance(x, Tensor))
 
 
-def _together(states: list[Tensor]) -> Tensor:
-    """States [B, ...] of one shape as [states, B, ...]; no copy where they were changed in place, and so still lie together."""
-    first, size = states[0], states[0].numel()
-    memory = first.untyped_storage()
-    whole = memory.nbytes() == len(states) * size * first.element_size() and all(
-        x.is_contiguous() and x.untyped_storage().data_ptr() == memory.data_ptr() and x.storage_offset() == i * size
-        for i, x in enumerate(states)
-    )
-    return first.as_strided((len(states), *first.shape), (size, *first.stride()), 0) if whole else torch.stack(states)
+def _together(states: list[Tensor], opened: tuple[Tensor, Sequence[Tensor]] | None) -> Tensor:
+    """States [B, ...] of one shape as [states, B, ...]; no copy where they are those that were put there, changed in place."""
+    if opened is not None and all(x is put for x, put in zip(states, opened[1], strict=True)):
+        return opened[0]
+    return torch.stack(states)

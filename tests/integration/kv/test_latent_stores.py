@@ -153,6 +153,23 @@ def test_latents_are_rounded_once_on_entry() -> None:
     assert row.bytes().total == seen * 3 * (D_C + D_R) * 2
 
 
+@pytest.mark.parametrize("stack", ["full", "sink_h2o_int8"])
+def test_no_token_is_expanded_twice_in_a_forward(stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, a token goes through a layer's up-projection once a forward, as in stock; of 5.2 new ones do so twice."""
+    ours = engine(ONE)
+    if not all(latent is not None and latent.handed for latent in ours.latents):
+        pytest.skip("this version of transformers hands its cache keys and values")
+    prefix = ours.prefill(ids(60), conf_tree.everything())
+    row = ours.compress(prefix, conf_tree.stack(stack, *(["keep.budget.value=0.75"] if stack != "full" else [])))
+    stored, expanded = row.size // len(ours.shape.layers), list[int]()
+    for latent in ours.latents:
+        assert latent is not None
+        up = latent.up.forward
+        monkeypatch.setattr(latent.up, "forward", lambda x, up=up: expanded.append(x.shape[-2]) or up(x))
+    ours.feed([row], [ids(3)])
+    assert expanded == [stored + 3] * len(ours.latents)
+
+
 # --- company -----------------------------------------------------------------------------------------------------
 
 
