@@ -85,8 +85,11 @@ def tiny_g() -> PretrainedConfig:
 
 
 def build(config: PretrainedConfig, attention: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model of a config; the same config gives the same weights under every attention and dtype."""
-    with torch.random.fork_rng(devices=[]):
+    """A model of a config; the same config gives the same weights under every attention and dtype.
+
+    Its weights can have gradients, whoever built it first: cached models serve all tests of a process.
+    """
+    with torch.inference_mode(mode=False), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention)
         for name, weight in model.named_parameters():
