@@ -23,7 +23,8 @@ UP, EXPAND = "kv_b_proj", "expand_kv"  # the second where the cache is read betw
 def latents_of(model: PreTrainedModel, shape: ModelShape) -> tuple[Latent | None, ...]:
     """How each layer's latents become keys and values; () for a model that stores none.
 
-    Layers that do not hand their cache the latents are watched from now on. UserError if a layer that should store a latent has no up-projection.
+    Layers that do not hand their cache the latents are watched from now on.
+    UserError if a layer that should store a latent has no up-projection.
     """
     if all(layer.expanded is None for layer in shape.layers):
         return ()
