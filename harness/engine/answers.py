@@ -132,6 +132,7 @@ def inputs(ids: Sequence[Sequence[int]], starts: Sequence[int], device: torch.de
     width = max(map(len, ids))
     tokens = [[*one, *[0] * (width - len(one))] for one in ids]
     # Padding repeats the last position: a model with learned positions has none beyond its limit.
-    places = [[start + min(i, len(one) - 1) for i in range(width)] for start, one in zip(starts, ids, strict=True)]
+    ends = [start + len(one) for start, one in zip(starts, ids, strict=True)]
+    places = [[*range(start, end), *[end - 1] * (width - end + start)] for start, end in zip(starts, ends, strict=True)]
     ids_BL, positions_BL = torch.tensor([tokens, places], device=device).unbind(0)  # sent in one go
     return ids_BL, positions_BL

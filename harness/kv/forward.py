@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kv.attending.new_tokens import NewTokens
 from harness.kv.attending.seat import Seat, seat_of
 from harness.kv.families.latent import Latent
 from harness.kv.families.states import States
@@ -30,8 +31,8 @@ Store = Mapping[int, Sequence[Slot]]
 class Forward:
     """One forward of B rows: what each row has stored, how many of its L query tokens are real, what to record.
 
-    After the forward, `new` holds the new K and V of all rows, one pair of tensors [B, layers, H, L, D] in the cache dtype for
-    each group of layers, `stats` what was recorded, as [layer][row], and `states` the rows' recurrent states.
+    After the forward, `new` holds the new K and V of all rows for each group of layers, until views change, `stats` what was
+    recorded, as [layer][row], and `states` the rows' recurrent states.
     """
 
     shape: ModelShape
@@ -52,9 +53,7 @@ class Forward:
     against: Mapping[int, Tensor] | None = None  # the output that a single row is compared with, of another forward
     outputs: dict[int, Tensor] | None = None  # its output, where rows of other forwards are compared with it
     errors: dict[int, Tensor] = field(default_factory=dict)  # [B, 2]: |out - ref|^2, |ref|^2
-    new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    # The same for views, by group and layer: one tensor [2, B, H, L, D]; if keys and values differ in width two [1, ...]:
-    fresh: dict[int, list[tuple[Tensor, ...]]] = field(default_factory=dict)
+    new: dict[int, NewTokens] = field(default_factory=dict)
     stats: dict[int, list[Stats]] = field(default_factory=dict)
     states: Sequence[States] = ()
     latents: Sequence[Latent | None] = ()  # of each layer, how what it stores becomes keys and values; None: it is them
@@ -65,7 +64,6 @@ class Forward:
     masks: dict[tuple[int, int, int | None, torch.device], Tensor] = field(default_factory=dict)
     picks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     attended: set[int] = field(default_factory=set)  # the numbers in the model of the layers that have attended
-    parts: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)  # of `new`, each layer's [B, H, L, D]
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # of a layer: its group, and where it stands there
     dtype: torch.dtype = torch.float32  # what attention computes in, as it was met
     asking: frozenset[int] = frozenset()  # rows that ask for statistics
@@ -142,25 +140,26 @@ class Forward:
             return key, value
         group, at = self.places[layer]
         if group not in self.new:
-            size = (len(key), len(self.groups[group]), *key.shape[1:-1])
-            if self.teams is not None and key.shape == value.shape:  # views take both in one go
-                both = [torch.empty(2, *size, key.shape[-1], dtype=self.kv_dtype, device=key.device)]
-            else:
-                both = [torch.empty(1, *size, x.shape[-1], dtype=self.kv_dtype, device=x.device) for x in (key, value)]
-            k, v = self.new[group] = both[0][0], both[-1][-1]
-            if self.teams is not None:
-                self.fresh[group] = list(zip(*(x.unbind(2) for x in both), strict=True))
-            self.parts[group] = list(zip(k.unbind(1), v.unbind(1), strict=True))
-        k, v = self.parts[group][at]
+            self.new[group] = self._room(group, layer, key, value)
+        k, v = self.new[group].by_layer[at]
         k.copy_(key)
         v.copy_(value)
         self.dtype = key.dtype
         return (key, value) if key.dtype == self.kv_dtype else (k, v)
 
+    def _room(self, group: int, layer: int, key: Tensor, value: Tensor) -> NewTokens:
+        """Room for a group's new tokens: in the views, if these show all rows and hold numbers of the cache dtype."""
+        views = self.teams[0].views if self.teams is not None and len(self.teams) == 1 else None
+        if views is not None and views[group].stored[0].dtype == self.kv_dtype:
+            store = self.stores[0][layer]
+            if len(store) == 1 and store[0].head_group.heads.layers == views[group].layers:
+                return NewTokens.inside(views[group].free(store[0].head_group.n, key.shape[2]))
+        return NewTokens.apart(key, value, len(self.groups[group]), self.kv_dtype, views=self.teams is not None)
+
     def kept_new(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's new rows [B, H, L, D] as they are kept, for a layer that reads its store."""
         group, at = self.places[layer]
-        return self.parts[group][at]
+        return self.new[group].by_layer[at]
 
     def query_rope(self, layer: int) -> Rope | None:
         """The rotation of a layer's queries; None if there is none, or none that can be undone."""
@@ -170,7 +169,8 @@ class Forward:
     def rows(self, group: int, row: int) -> tuple[Tensor, Tensor]:
         """A row's new K and V of a group's layers, [layers * H, L, D] with its own L; a view where it can be one."""
         n, whole = self.lengths[row], max(self.lengths)
-        k, v = (x[row].flatten(0, 1) if n == whole else x[row, :, :, :n].flatten(0, 1) for x in self.new[group])
+        both = self.new[group].keys, self.new[group].values
+        k, v = (x[row].flatten(0, 1) if n == whole else x[row, :, :, :n].flatten(0, 1) for x in both)
         return k, v
 
     def start(self, row: int) -> int:

@@ -69,7 +69,7 @@ def checked_ropes(
     verdicts, irreversible = [], False
     for layer, rope in enumerate(ropes):
         group, at = run.places[layer]
-        here, there = run.new[group][0][:, at]
+        here, there = run.new[group].keys[:, at]
         still, places = _near(here, there, here), torch.arange(TOKENS + SHIFT, device=here.device)
         true = still.new_zeros(())
         if rope is not None:

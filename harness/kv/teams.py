@@ -50,6 +50,10 @@ class Views:
             self._cut = {key: _spans(self.stored, *key)}
         return self._cut[key][at]
 
+    def free(self, n: int, length: int) -> list[Tensor]:
+        """The places [2, layers, R, H, length, D], or two of [1, ...], behind n tokens of every layer."""
+        return [x.narrow(4, self.start + n, length) for x in self.stored]
+
     @property
     def both(self) -> list[Tensor]:
         """K and V, [layers, R, H, room, D]."""

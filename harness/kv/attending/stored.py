@@ -49,7 +49,8 @@ def _shown(run: Forward, layer: int, part: Part, length: int) -> tuple[Tensor, T
     views = part.views[group]
     k, v, places = views.span(at, stored.n, length, alike=stored.heads.layers == views.layers)
     some = part.heads.stop - part.heads.start < k.shape[1]
-    for place, new in zip(places, run.fresh[group][at], strict=True):  # [2 or 1, rows, H, tokens, D]
+    to_copy = run.new[group].to_copy
+    for place, new in zip(places, to_copy[at], strict=True) if to_copy else ():  # [2 or 1, rows, H, tokens, D]
         if some:
             place, new = place[:, :, part.heads], new[:, :, part.heads]
         if len(part.rows) < new.shape[1]:
