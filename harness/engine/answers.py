@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,9 +131,14 @@ def inputs(ids: Sequence[Sequence[int]], starts: Sequence[int], device: torch.de
     Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
     """
     width = max(map(len, ids))
-    tokens = [[*one, *[0] * (width - len(one))] for one in ids]
-    # Padding repeats the last position: a model with learned positions has none beyond its limit.
-    ends = [start + len(one) for start, one in zip(starts, ids, strict=True)]
-    places = [[*range(start, end), *[end - 1] * (width - end + start)] for start, end in zip(starts, ends, strict=True)]
-    ids_BL, positions_BL = torch.tensor([tokens, places], device=device).unbind(0)  # sent in one go
+    if width == 1:
+        both = torch.tensor([[list(one) for one in ids], [[start] for start in starts]])
+    else:
+        both = torch.zeros(2, len(ids), width, dtype=torch.long)
+        for row, places, one, start in zip(*both.numpy(), ids, starts, strict=True):
+            end = start + len(one)
+            row[: len(one)] = one
+            places[: len(one)] = np.arange(start, end)
+            places[len(one) :] = end - 1  # a model with learned positions has none beyond its limit
+    ids_BL, positions_BL = both.to(device).unbind(0)  # sent in one go
     return ids_BL, positions_BL

@@ -225,10 +225,10 @@ def _decode_newer(view_LHND: Tensor, run: Forward, part: HeadGroup, side: TokenS
 
 def _stay(one: Views, before: SequenceCache, length: int, choices: list[Choice] | None) -> Tensor | None:
     """Which tokens of a row's views stay, [layers, H, M]; None when all do."""
-    heads, device = int(one.stored[0].shape[3]), one.stored[0].device
     mine = [c for c in choices or () if c.layers[0] in one.layers]
     if not mine:
         return None
+    heads, device = int(one.stored[0].shape[3]), one.stored[0].device
     if len(mine) == 1 and mine[0].layers == one.layers and mine[0].head is None:
         return mine[0].index_HM.view(len(one.layers), heads, -1)
     longest = _longest(before, one.layers) + length

@@ -149,7 +149,8 @@ def test_what_a_stage_writes_into_is_its_own(stack: Stack) -> None:
 
 
 def test_a_scorer_that_writes_while_answering_keeps_its_own_store_whole() -> None:
-    engine = tiny_models.engine("llama")
+    plain = tiny_models.engine("llama")
+    engine = Engine(plain.model, plain.kv_dtype, invariant=True)  # else two equal rows of a batch may differ in last bits
     stacks = [Stack(keep=Keep(scorer=s, budget=amount(20), recent=0), phase="always") for s in (Vandal(), Newest())]
     rows = [engine.compress(engine.prefill(ids(90), EVERYTHING), one) for one in stacks]
     for n in (3, 1, 1):
