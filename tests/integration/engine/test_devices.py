@@ -54,7 +54,9 @@ def test_everything_runs_under_every_stack_on_two_devices_and_gives_what_the_hos
         apart = {name: stack for name, stack in stacks().items() if _joins_layers(stack) and _refuses(found, stack)}
         assert apart and len(apart) < len(stacks())
         whole = {name: stack for name, stack in stacks().items() if name not in apart}
-        wanted = trial(host(llama()), whole)
+        alike = host(llama())
+        alike.groups = found.groups  # of layers on one device: a product of more heads at once may sum in another order
+        wanted = trial(alike, whole)
         assert failures(wanted) == failures(trial(host(llama()), apart)) == []
         assert differences(wanted, trial(found, whole)) == {}
 
