@@ -131,7 +131,7 @@ def inputs(ids: Sequence[Sequence[int]], starts: Sequence[int], device: torch.de
     Shorter ones are padded on the right: causal attention never sees those tokens, and nothing of them is stored.
     """
     width = max(map(len, ids))
-    if width == 1:
+    if width == 1:  # every token of an answer: arrays would take longer
         both = torch.tensor([[list(one) for one in ids], [[start] for start in starts]])
     else:
         both = torch.zeros(2, len(ids), width, dtype=torch.long)

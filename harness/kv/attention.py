@@ -79,7 +79,7 @@ def _attend_rows(call: Call, team: Team, q: Tensor, k: Tensor, v: Tensor) -> Ten
     """Output [R, L, Q, D] of rows whose stores have the same shape, part by part; their statistics go to the forward."""
     stores = [call.run.stores[row].get(call.seat.layer, ()) for row in team.rows]
     if len(stores[0]) < 2:  # all heads are one part
-        slots = stores[0] if len(stores) == 1 else [slot for store in stores for slot in store]
+        slots = [slot for store in stores for slot in store]
         return _attend_heads(call, Part(team.rows, slice(0, k.shape[1]), slots, call.softmax, team.views), q, k, v)
     outputs, group = [], q.shape[1] // k.shape[1]
     for slots in map(list, zip(*stores, strict=True)):
@@ -97,10 +97,11 @@ def _attend_heads(call: Call, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Te
     k, v = read(call, part, q.dtype, k, v)
     if part.softmax.positional:
         part.pos_RHN = positions(call, part, k)
-    if len(part.rows) == 1 or not call.run.by_row:
+    calls = call.run.calls(part.rows)
+    if len(calls) == 1:
         out = _output(call, part, q, k, v)
     else:
-        out = torch.cat([_output(call, part.of_rows(at), q[at], k[at], v[at]) for at in call.run.calls(part.rows)])
+        out = torch.cat([_output(call, part.of_rows(at), q[at], k[at], v[at]) for at in calls])
     if call.run.asking and call.records(part.rows):
         record(call, part, q, k)
     return out

@@ -52,7 +52,7 @@ class Views:
 
     def free(self, n: int, length: int) -> list[Tensor]:
         """The places [2, layers, R, H, length, D], or two of [1, ...], behind n tokens of every layer."""
-        return [x.narrow(4, self.start + n, length) for x in self.stored]
+        return _tokens(self.stored, self.start + n, length)
 
     @property
     def both(self) -> list[Tensor]:
@@ -100,11 +100,15 @@ class Views:
             self.stored[i], self.spare = kept.view(*x.shape[:4], -1, x.shape[-1]), x.flatten()
 
 
+def _tokens(stored: Sequence[Tensor], start: int, n: int) -> list[Tensor]:
+    """N tokens of views, from their place `start` on."""
+    return [x.narrow(4, start, n) for x in stored]
+
+
 def _spans(stored: Sequence[Tensor], start: int, n: int, length: int) -> list[Span]:
     """Of every layer of views."""
-    shown = (x.narrow(4, start, n + length) for x in stored)
-    sides = (side.unbind(0) for x in shown for side in x.unbind(0))
-    free = zip(*(x.narrow(4, start + n, length).unbind(1) for x in stored), strict=True)
+    sides = (side.unbind(0) for x in _tokens(stored, start, n + length) for side in x.unbind(0))
+    free = zip(*(x.unbind(1) for x in _tokens(stored, start + n, length)), strict=True)
     return [Span(k, v, places) for k, v, places in zip(*sides, free, strict=True)]
 
 

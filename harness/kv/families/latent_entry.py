@@ -37,10 +37,10 @@ def latents_of(model: PreTrainedModel, shape: ModelShape) -> tuple[Latent | None
         number = shape.of_model([i])[0]
         if number not in layers:
             raise UserError(f"this model is not supported: layer {number} stores a latent and has no {UP} that expands it")
-        module, handed = layers[number], hasattr(layers[number], EXPAND)
+        up, handed = getattr(layers[number], UP), hasattr(layers[number], EXPAND)
         if not handed:
-            _watch(getattr(module, UP), i)
-        found.append(Latent(getattr(module, UP), layer.expanded, layer.d_key, model.dtype, handed))
+            _watch(up, i)
+        found.append(Latent(up, layer.expanded, layer.d_key, model.dtype, handed))
     return tuple(found)
 
 

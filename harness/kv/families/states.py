@@ -62,9 +62,7 @@ class Entrance:
         self._blank = self._cache(DynamicCache(config=model.config).layers if hybrid else layers)
         self._filled: Cache | None = None  # one as a first forward leaves it, for every forward after a first one
         self._homes: list[list[Home]] = []  # where its states are found
-        self._opened: list[
-            tuple[Tensor, Sequence[Tensor]]
-        ] = []  # what was put there: states [states, B, ...], and each of them
+        self._opened: list[tuple[Tensor, Sequence[Tensor]]] = []  # what was put there, [states, B, ...], and each of them
 
     def open(self, rows: Sequence[States | None]) -> Cache:
         """A cache for sequences that have all seen something, or all nothing (None); to be closed before the next one opens."""
